@@ -164,9 +164,8 @@ async def _post_under_attack(
     reset_peak_memory(helper.pid)
     attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        async with helper.timeout("has the attack's slow connections"):
-            while open_files(helper.pid) < SLOW_FRACTION * min(MAX_CONNECTIONS, slow_connections):
-                await asyncio.sleep(0.05)
+        expected = SLOW_FRACTION * min(MAX_CONNECTIONS, slow_connections)
+        await helper.wait_for("has the attack's slow connections", lambda: open_files(helper.pid) >= expected)
         await wallets.post_all(votes, unix_time_in(DUE_SECONDS), seconds)
         output, _ = await asyncio.to_thread(attack.communicate)
     finally:

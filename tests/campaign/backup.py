@@ -18,7 +18,6 @@ missed blocks are read. It printed "of them sent again: 6 (= 0)".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from tests.support.command import run_command
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 from tests.support.process import find_free_port
+from tests.support.tasks import is_met_within, running
 
 PASSPHRASE = "correct horse battery staple"
 ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": PASSPHRASE}
@@ -79,10 +79,9 @@ async def _run_cycle(
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     before = len(wallets.ledger.acknowledged_at)
     start, window = time.time(), setting.scale(60, 14)
-    posting = asyncio.create_task(
+    async with running(
         wallets.post_shares(votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
-    )
-    try:
+    ) as posting:
         await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
         output = setting.directory / "backup.age"
         backup_started_at = time.time()
@@ -104,9 +103,6 @@ async def _run_cycle(
         await helper.start()
         await helper.wait_until_ready()
         await posting
-    finally:
-        posting.cancel()
-        await asyncio.gather(posting, return_exceptions=True)
 
 
 async def _create_backup(
@@ -139,9 +135,7 @@ def _collect_secrets(vote: Ballot) -> list[bytes]:
 
 
 async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, number: int) -> None:
-    async with helper.timeout(f"has acknowledged {number} shares"):
-        while len(ledger.acknowledged_at) < number:
-            await asyncio.sleep(0.05)
+    await helper.wait_for(f"has acknowledged {number} shares", lambda: len(ledger.acknowledged_at) >= number)
 
 
 async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, since: float) -> None:
@@ -181,11 +175,8 @@ async def _check_promises(
     findings.require_equal("of them sent again", len(resent), 0)
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(30):
-            while helper.query_rows("SELECT count(*) FROM shares")[0][0]:
-                await asyncio.sleep(0.1)
-    findings.require_equal("live shares left at the end", helper.query_rows("SELECT count(*) FROM shares")[0][0], 0)
+    await is_met_within(30, lambda: not helper.count_rows())
+    findings.require_equal("live shares left at the end", helper.count_rows(), 0)
     checked = await run_command("db", "check", "--config", str(helper.config), "--json")
     findings.require_equal("exit status of db check at the end", checked.exit_code, 0)
 

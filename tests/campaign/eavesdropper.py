@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import random
 import time
 from collections import Counter
@@ -46,6 +45,7 @@ from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, unix_time_in
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
+from tests.support.tasks import running
 
 Votes = Sequence[tuple[Ballot, int]]
 
@@ -178,17 +178,12 @@ async def _run_reveals(
     seconds = setting.scale(40, 8)
     start, rng = unix_time_in(setting.scale(30, 4)), setting.seeded_random("times")
     common_due = start + seconds // 2
-    growing = asyncio.create_task(_grow_tree(chain, round_id))
-    try:
+    async with running(_grow_tree(chain, round_id)):
         await asyncio.gather(
             voters.post_shares(votes[:spread], lambda: start + rng.randrange(seconds)),
             voters.post_shares(votes[spread:], lambda: common_due),
         )
         await promise_check.wait_until_drained(chain, voters.ledger, 120)
-    finally:
-        growing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await growing
     return votes
 
 

@@ -139,8 +139,6 @@ async def run(setting: CampaignRun) -> Findings:
 @contextlib.asynccontextmanager
 async def _create_environment(setting: CampaignRun, findings: Findings) -> AsyncIterator[Environment]:
     directories = [setting.directory / name for name in ("usual", "closed")]
-    for directory in directories:
-        directory.mkdir()
     async with run_chain(setting.directory, "--block-seconds", "0.3", "--stand-in-proofs") as chain:
         round_id = await chain.open_round()
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
@@ -359,10 +357,7 @@ async def _check_promises(env: Environment) -> None:
     findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(own), 0)
     counts = await env.closed_helper.service_counts()
     findings.require_equal("proofs of hostile shares", counts.get("proven", 0) + counts.get("failures", 0), 0)
-    rows = sum(
-        env.closed_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
-        for table in ("shares", "tombstones", "history")
-    )
+    rows = sum(env.closed_helper.count_rows(table) for table in ("shares", "tombstones", "history"))
     findings.require_equal("rows of hostile shares", rows, 0)
     statuses = env.wallets.status_counts
     findings.record_figure("honest POSTs", statuses.total())

@@ -66,7 +66,6 @@ async def attack_registration(
 ) -> None:
     """Fill all places, keep registering, and check honest validators' results."""
     directory = setting.directory / "registration"
-    directory.mkdir()
     helper = HelperProcess(directory, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
     await helper.start()
     try:

@@ -31,6 +31,7 @@ from tests.campaign.promise_check import StatusObservations
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_chain, run_helper
+from tests.support.tasks import is_met_within, running
 
 SCENARIOS: tuple[tuple[Lie, ...], ...] = (
     ("ahead", "swallow"),
@@ -93,10 +94,8 @@ class Lane:
             indices=range(shares),
         )
         nullifiers = {nullifier for nullifier, share in ledger.posted.items() if share.round_id == round_id}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(1.0, start + seconds - time.time())):
-                while nullifiers - self.observations.counted_at.keys():
-                    await asyncio.sleep(0.1)
+        remaining = max(1.0, start + seconds - time.time())
+        await is_met_within(remaining, lambda: nullifiers <= self.observations.counted_at.keys())
         counted_at = {n: at for n, at in self.observations.counted_at.items() if n in nullifiers}
         self.findings.require_equal(f"{name}: not counted before the end", len(nullifiers - counted_at.keys()), 0)
         due_at = {n: max(ledger.posted[n].submit_at, ledger.acknowledged_at[n]) for n in counted_at}
@@ -107,19 +106,15 @@ class Lane:
         to_liar = {entry["nullifier"] for entry in sent if entry["node"] == self.chain.nodes[0]["name"]}
         self.findings.record_figure(f"{name}: sent to the liar", len(to_liar & nullifiers))
         await self.chain.clear_faults()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONFIRMATION_SECONDS):
-                while counted_at.keys() - self.observations.confirmed:
-                    await asyncio.sleep(0.1)
+        await is_met_within(CONFIRMATION_SECONDS, lambda: counted_at.keys() <= self.observations.confirmed)
         left = len(counted_at.keys() - self.observations.confirmed)
         self.findings.require_equal(f"{name}: not confirmed a minute after the lie", left, 0)
 
     async def wait_until_rounds_close(self) -> None:
         closed = "SELECT count(*) FROM rounds WHERE alerted_ms IS NOT NULL"
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONFIRMATION_SECONDS + self.round_seconds):
-                while self.helper.query_rows(closed)[0][0] < len(self.wallets.ledger.round_ids):
-                    await asyncio.sleep(0.2)
+        count = len(self.wallets.ledger.round_ids)
+        seconds = CONFIRMATION_SECONDS + self.round_seconds
+        await is_met_within(seconds, lambda: self.helper.query_rows(closed)[0][0] >= count)
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -132,7 +127,6 @@ async def run(setting: CampaignRun) -> Findings:
         for nodes, half in product((2, 3), range(LANE_COUNT // 2)):
             selected = [(lies, early) for lies, count, early in scenarios if count == nodes][half :: LANE_COUNT // 2]
             directory = setting.directory / f"nodes{nodes}-{half}"
-            directory.mkdir()
             lanes.append(selected)
             group.create_task(_run_lane(setting, findings, lateness, directory, nodes, selected))
     bound = setting.scale(MAX_LATENESS_SECONDS, MAX_LATENESS_SECONDS_BUSY)
@@ -155,14 +149,10 @@ async def _run_lane(
         async with run_helper(directory, chain.http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
             wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {directory.name}"))
             lane = Lane(setting, findings, lateness, chain, helper, wallets)
-            polling = asyncio.create_task(lane.observations.poll(helper, chain, wallets.ledger))
-            try:
+            async with running(lane.observations.poll(helper, chain, wallets.ledger)):
                 for lies, from_first_listing in scenarios:
                     await lane.run_scenario(lies, from_first_listing=from_first_listing)
                 await lane.wait_until_rounds_close()
-            finally:
-                polling.cancel()
-                await asyncio.gather(polling, return_exceptions=True)
             ledger = wallets.ledger
             await promise_check.check_promises(findings, chain, ledger)
             await promise_check.check_no_share_charged(findings, helper, closed=len(ledger.round_ids))

@@ -77,7 +77,7 @@ class PostgresSearch:
     def find_remains(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
         """Return tables with rows of more shares than are pending."""
         tables = ("shares", "reveals", "claims")
-        return [name for name in tables if self._helper.query_rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
+        return [name for name in tables if self._helper.count_rows(name) > waiting]
 
     def check_after_confirmation(self, votes: Votes, public: dict[str, bytes]) -> None:
         """Search for everything after all shares are confirmed."""

@@ -124,13 +124,9 @@ class HelperLifecycle:
         )
         findings.require_equal("shares refused", len(self.wallets.refused), 0)
         with contextlib.suppress(AssertionError):
-            async with self.helper.timeout("has erased all shares"):
-                while self.helper.query_rows("SELECT count(*) FROM shares")[0][0]:
-                    await asyncio.sleep(0.05)
+            await self.helper.wait_for("has erased all shares", lambda: not self.helper.count_rows())
         findings.require_equal("exit status of the last run", await self.helper.stop(), 0)
-        findings.require_equal(
-            "shares left in the database", self.helper.query_rows("SELECT count(*) FROM shares")[0][0], 0
-        )
+        findings.require_equal("shares left in the database", self.helper.count_rows(), 0)
         findings.require_equal("integrity_check", self.helper.storage.check_integrity(), "ok")
         spent, allowed = count_attempts(self.helper.log)
         # A kill between the third crash and the log line of the attempt leaves fewer.
@@ -162,7 +158,6 @@ async def create_lifecycle(
         seconds: duration of a fake proof.
     """
     directory = setting.directory / part
-    directory.mkdir()
     flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
     async with run_chain(directory, "--block-seconds", "1", *flags) as chain:
         port = find_free_port()

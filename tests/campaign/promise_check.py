@@ -138,7 +138,7 @@ async def check_no_share_charged(findings: Findings, helper: HelperProcess, *, c
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     findings.require_equal("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
-    findings.require_equal("shares quarantined", helper.query_rows("SELECT count(*) FROM damaged")[0][0], 0)
+    findings.require_equal("shares quarantined", helper.count_rows("damaged"), 0)
     closed_rounds = helper.query_rows(
         "SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL"
     )[0][0]

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -48,6 +48,7 @@ from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_chain, run_helper, unix_time_in
 from tests.support.process import wait_until_gone
 from tests.support.queue_storage import PostgresSchema
+from tests.support.tasks import running
 
 FAR_POSITION = 70_000
 """Number of leaves before the votes."""
@@ -134,21 +135,14 @@ async def _run_waves(
         wallets.post_shares(votes[:half], lambda: due), wallets.post_shares(votes[half:], lambda: later)
     )
     search.check_waiting_shares(votes)
-    operators = asyncio.create_task(_query_operator_views(helper, responses))
-    try:
+    async with running(_query_operator_views(helper, responses)):
         await _post_malformed(helper, votes, later, setting.seeded_random("wrong"), responses)
         waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
         seconds = [await _measure_erasure(search, chain, helper, wave, 16 * waiting) for wave, waiting in waves]
-    finally:
-        operators.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await operators
     search.findings.require_at_most("seconds from confirmation to erasure", max(seconds), PROMISED_ERASURE_SECONDS)
     search.check_after_confirmation(votes, await _public_values(chain, votes))
     for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(collect_nullifiers(votes))}.items():
-        search.findings.require_equal(
-            f"rows in {table}", helper.query_rows(f"SELECT count(*) FROM {table}")[0][0], rows
-        )
+        search.findings.require_equal(f"rows in {table}", helper.count_rows(table), rows)
     return votes, wallets
 
 
@@ -157,7 +151,7 @@ async def _measure_erasure(
 ) -> float:
     """Wait until the votes are confirmed and erased; return the seconds of the erasure."""
     for vote, _ in votes:
-        await _wait_until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
+        await helper.wait_for("has confirmed a vote", partial(_is_confirmed, helper, vote))
     confirmed = time.monotonic()
     public = await _public_values(chain, votes)
     while True:
@@ -165,12 +159,6 @@ async def _measure_erasure(
         if not search.find_remains(votes, public, waiting) or checked_at - confirmed > 4 * PROMISED_ERASURE_SECONDS:
             return checked_at - confirmed
         await asyncio.sleep(0.1)
-
-
-async def _wait_until(helper: HelperProcess, condition: Callable[[], Awaitable[bool]]) -> None:
-    async with helper.timeout("has confirmed a vote"):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 async def _is_confirmed(helper: HelperProcess, vote: Ballot) -> bool:

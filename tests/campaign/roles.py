@@ -26,7 +26,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from secrets import token_hex
 from typing import Any, Final
 
 import httpx
@@ -39,9 +38,10 @@ from tests.campaign.process_lifecycle import count_attempts
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.database_proxy import DatabaseProxy
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.harness import HelperProcess
 from tests.support.postgres import Cluster, find_binaries
 from tests.support.process import find_free_port
+from tests.support.shared_queue import SharedQueueHosts
 
 SCHEMA_NAME: Final = "queue"
 SLACK_SECONDS: Final = 5.0
@@ -203,30 +203,18 @@ def _create_hosts(
     setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
 ) -> dict[str, HelperProcess]:
     """Create hosts by name without starting them; a name begins with the role."""
-    keys = setting.directory / "keys"
-    keys.touch(0o600)
-    keys.write_text(token_hex(32))
-    store = {
-        "url": f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable",
-        "key_file": str(keys),
-        "schema_name": SCHEMA_NAME,
-        "lease_seconds": lease,
-    }
+    url = f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable"
+    hosts = SharedQueueHosts(setting.directory, http, chain, url=url, schema_name=SCHEMA_NAME, lease_seconds=lease)
     kinds = {"takes": ("api", setting.scale(2, 1)), "proves": ("prover", 2), "sends": ("sender", 2)}
-    hosts = {}
     for kind, (role, number) in kinds.items():
         for index in range(number):
-            name = f"{kind}-{index}"
-            directory = setting.directory / name
-            directory.mkdir()
-            sections: dict[str, Any] = {
-                "helper": {"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
-                "store": {**store, "host": name},
-                "sender": {"standby": True},
-                "admin": {"disable": True},
-            }
-            hosts[name] = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM, **sections)
-    return hosts
+            hosts.create_host(
+                f"{kind}-{index}",
+                helper={"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
+                sender={"standby": True},
+                admin={"disable": True},
+            )
+    return hosts.all_hosts
 
 
 def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:

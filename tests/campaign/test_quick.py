@@ -20,13 +20,11 @@ def test_campaigns_each_has_a_store() -> None:
     assert set(SHARED_STORE_CAMPAIGNS) < set(campaign_names("postgres"))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", [name for name in CAMPAIGN_NAMES if name not in TIMING_SENSITIVE])
 async def test_campaign_quick_run_keeps_promises(name: str, tmp_path: Path) -> None:
     assert_held(await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, directory=tmp_path)))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", SHARED_STORE_CAMPAIGNS)
 async def test_campaign_quick_run_with_postgres_keeps_promises(name: str, tmp_path: Path) -> None:
     with run_cluster("postgres") as cluster:

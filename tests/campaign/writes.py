@@ -24,6 +24,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -74,7 +75,6 @@ class KillEnvironment:
 
     def create_helper(self, name: str) -> HelperProcess:
         directory = self.directory / name
-        directory.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
         helper = HelperProcess(directory, self.chain.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
@@ -122,7 +122,6 @@ def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
 async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[KillEnvironment]:
     """Create a young chain, so that no helper has many blocks to read."""
     directory = setting.directory / name
-    directory.mkdir()
     async with run_chain(directory, "--block-seconds", "0.5", "--stand-in-proofs") as chain:
         round_id = await chain.open_round()
         rng = setting.seeded_random(name)
@@ -142,9 +141,7 @@ async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[Kil
         await helper.wait_until_listening()
         for index in range(TRACED_SHARES):
             await _post_share(env, helper, index)
-            async with helper.timeout("has erased a share"):
-                while not await _wait_until_erased(env, helper, index):
-                    await asyncio.sleep(0.05)
+            await helper.wait_for("has erased a share", partial(_wait_until_erased, env, helper, index))
             if index == 0:
                 lines = trace.read_text(errors="replace").count("\n")
         assert await helper.stop() == 0
@@ -225,9 +222,8 @@ async def _run_kill(env: KillEnvironment, index: int, point: KillPoint, statisti
         finally:
             posting.cancel()
         try:
-            async with helper.timeout("has confirmed and erased its share", TIMEOUT_SECONDS):
-                while not await _wait_until_erased(env, helper, index):
-                    await asyncio.sleep(0.05)
+            is_erased = partial(_wait_until_erased, env, helper, index)
+            await helper.wait_for("has confirmed and erased its share", is_erased, TIMEOUT_SECONDS)
         except AssertionError:
             statistics.unconfirmed += 1
         statistics.statuses.add(await helper.stop())

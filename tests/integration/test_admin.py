@@ -14,7 +14,7 @@ import pytest
 from devnet import ballot
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds, open_event_clients
-from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.harness import REAL_PROGRAM, cast_vote, run_helper, unix_time_in
 from tests.support.secrets import collect_secrets, secrets_in_text
 from tests.unit.admin.fixtures import sign_registration
 
@@ -76,9 +76,7 @@ async def test_events_to_hundreds_of_listeners_use_little_cpu_and_do_not_delay_t
         # CPU time does not depend on the load of the machine: about 0.05 ms per client and event
         assert followed - alone < 0.5 / 1000 * listener_count * (seconds + 1)
         listening = asyncio.ensure_future(read_state_events(http, helper.url, 1000))
-        async with helper.timeout("has a listener"):
-            while not await read_state_events(http, helper.url, 1):
-                await asyncio.sleep(0.1)
+        await helper.wait_for("has a listener", lambda: read_state_events(http, helper.url, 1))
         assert await helper.stop() == 0
         assert len(await listening) < 1000
 
@@ -87,9 +85,8 @@ async def test_events_to_hundreds_of_listeners_use_little_cpu_and_do_not_delay_t
 async def test_admin_without_queue_accepts_registrations(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    helper = HelperProcess(tmp_path, http, chain, program=REAL_PROGRAM, helper={"disable": True})
-    await helper.start()
-    try:
+    disabled = {"disable": True}
+    async with run_helper(tmp_path, http, chain, program=REAL_PROGRAM, until="listening", helper=disabled) as helper:
         response = await http.post(
             f"{helper.url}/api/register-validator", json=sign_registration(timestamp=int(time.time()))
         )
@@ -97,5 +94,3 @@ async def test_admin_without_queue_accepts_registrations(
         assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
         assert not helper.db.exists(), "no queue is created"
         assert await helper.stop() == 0
-    finally:
-        await helper.kill()

@@ -68,7 +68,6 @@ async def test_service_behind_proxy_holds_no_client_address(
     proxy: str, chain: DevChain, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     state, proxy_directory = tmp_path / "state", tmp_path / "proxy"
-    state.mkdir()
     proxy_directory.mkdir()
     metrics = {"enable": True, "port": find_free_port()}
     env = {"TEST_MARKER": MARKER}

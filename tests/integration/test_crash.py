@@ -11,8 +11,9 @@ from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from helper.reveal.send_policy import REPROVE_BLOCKS
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 
+ONE_PROOF = {"max_concurrent_proofs": 1}
 KILL_MOMENTS = (
     "enqueue:before",  # request received, nothing on disk
     "enqueue:after",  # on disk, no response sent
@@ -48,9 +49,7 @@ async def test_kill_loses_no_share_and_counts_none_twice(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, moment: str
 ) -> None:
     round_id = await chain.open_round()
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
-    helper.spawn(KILL_AT=moment)
-    try:
+    async with run_helper(tmp_path, http, chain, until="spawned", env={"KILL_AT": moment}, helper=ONE_PROOF) as helper:
         vote = await post_until_killed(chain, helper, round_id)
         nullifiers = [share.nullifier.hex() for share in vote.shares]
         acknowledged = {share.index for share in vote.shares if share.is_accepted}
@@ -67,8 +66,6 @@ async def test_kill_loses_no_share_and_counts_none_twice(
         assert min(sent["time"] for sent in await chain.broadcasts() if sent["nullifier"] in nullifiers) >= due
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
-    finally:
-        await helper.kill()
 
 
 async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
@@ -76,7 +73,7 @@ async def test_helper_killed_before_it_has_the_keys_of_every_circuit_reveals(
 ) -> None:
     round_id = await chain.open_round()
     slow = {"STANDIN_SECONDS": "3600"}
-    async with run_helper(tmp_path, http, chain, env=slow, helper={"max_concurrent_proofs": 1}) as helper:
+    async with run_helper(tmp_path, http, chain, env=slow, helper=ONE_PROOF) as helper:
         vote = await cast_vote(chain, helper, round_id)
         await helper.kill()
         assert await chain.spent_nullifiers(round_id) == {}
@@ -92,9 +89,8 @@ async def test_restart_resends_sent_message_before_new_proof(
 ) -> None:
     """The number of blocks during the interruption does not matter."""
     round_id = await chain.open_round()
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
-    helper.spawn(KILL_AT="mark_sending:after")
-    try:
+    env = {"KILL_AT": "mark_sending:after"}
+    async with run_helper(tmp_path, http, chain, until="spawned", env=env, helper=ONE_PROOF) as helper:
         vote = await post_until_killed(chain, helper, round_id)
         query = "SELECT field(witness, 'nullifier'), substr(message, 45, 32) FROM shares JOIN reveals ON share_id = id"
         stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.query_rows(query)}
@@ -107,5 +103,3 @@ async def test_restart_resends_sent_message_before_new_proof(
         await helper.wait_until_confirmed(vote)
         counted = await chain.transaction_hashes(round_id)
         assert {nullifier: counted[nullifier] for nullifier in stored} == stored
-    finally:
-        await helper.kill()

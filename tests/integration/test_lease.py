@@ -20,7 +20,6 @@ def host_config(
     name: str, directory: Path, http: httpx.AsyncClient, chain: DevChain, store: ObjectStoreProcess
 ) -> HelperProcess:
     """Return the settings of a host. Only its name differs between hosts."""
-    (directory / name).mkdir()
     sections: dict[str, Any] = {
         "helper": {"max_concurrent_proofs": 1},
         "store": {"host": name, "lease_seconds": LEASE_SECONDS},
@@ -54,7 +53,7 @@ async def test_restored_copy_is_refused_until_original_stops(
         await copy.start()
         await copy.wait_until("sends", lambda facts: facts["sends"])
         assert (await copy.service_stats())["sender"] == ""
-        assert len(vote.shares) == copy.query_rows("SELECT count(*) FROM shares")[0][0]
+        assert len(vote.shares) == copy.count_rows()
     finally:
         for path in (original, copy):
             if path.process is not None:

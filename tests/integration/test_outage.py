@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
 
 
 async def refuse_connections(chain: DevChain) -> None:
@@ -55,9 +55,7 @@ async def test_service_started_without_chain_waits_for_it(
 ) -> None:
     round_id = await chain.open_round()
     await refuse_connections(chain)
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
-    await helper.start()
-    try:
+    async with run_helper(tmp_path, http, chain, until="listening") as helper:
         await wait_until_noticed(helper)
         async with helper.create_wallet(chain.nodes[1]["rest"]) as wallet:
             sealed = await wallet.seal_ballot(round_id, 1, 1, weight=3)
@@ -72,5 +70,3 @@ async def test_service_started_without_chain_waits_for_it(
             await helper.wait_until_confirmed(
                 await wallet.post_shares(sealed, position, times=ballot.immediate_times())
             )
-    finally:
-        await helper.kill()

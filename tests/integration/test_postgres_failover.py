@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from secrets import token_hex
 from types import MappingProxyType
 from typing import Any
 
@@ -25,9 +24,11 @@ from helper.clock import SystemClock
 from helper.config.loader import load
 from helper.store.factory import create_store
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.harness import HelperProcess, unix_time_in
 from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, Standby, find_binaries
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
+from tests.support.shared_queue import SharedQueueHosts, create_key_file
+from tests.support.tasks import poll
 
 SERVERS = ["servers"] if find_binaries() is not None else []
 LEASE_SECONDS = 5
@@ -62,34 +63,19 @@ def servers() -> Iterator[Servers]:
         started.primary.remove()
 
 
-class Hosts:
-    """Hosts that have the same key and schema, each with its own database URL."""
-
-    def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
-        self._directory = directory
-        self._http = http
-        self._chain = chain
-        self.schema_name = f"failover_{token_hex(6)}"
-        self._store = {"key_file": str(directory / "keys"), "schema_name": self.schema_name}
-        (directory / "keys").touch(0o600)
-        (directory / "keys").write_text(token_hex(32))
-        self.all_hosts: list[HelperProcess] = []
+class Hosts(SharedQueueHosts):
+    """Hosts that each have a database URL of their own."""
 
     async def start_host(
         self, name: str, url: str, *, sender: Mapping[str, Any] = NO_SETTINGS, s3: Mapping[str, Any] = NO_SETTINGS
     ) -> HelperProcess:
-        (self._directory / name).mkdir()
-        host = HelperProcess(
-            self._directory / name,
-            self._http,
-            self._chain,
-            program=STAND_IN_PROGRAM,
+        host = self.create_host(
+            name,
             helper={"max_concurrent_proofs": 1},
-            store={**self._store, "url": url, "host": name, "lease_seconds": LEASE_SECONDS},
+            store={"url": url, "lease_seconds": LEASE_SECONDS},
             sender={"standby": True, **sender},
             s3=dict(s3),
         )
-        self.all_hosts.append(host)
         await host.start()
         await host.wait_until_ready()
         return host
@@ -99,9 +85,7 @@ class Hosts:
 async def hosts(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> AsyncIterator[Hosts]:
     started = Hosts(tmp_path, http, chain)
     yield started
-    for host in started.all_hosts:
-        with contextlib.suppress(ProcessLookupError):
-            await host.kill()
+    await started.kill_all()
 
 
 class Voter:
@@ -147,15 +131,13 @@ async def test_host_starts_if_the_first_server_does_not_respond(tmp_path: Path, 
     """As after the failure of a machine: its address does not respond, and every connection waits for it first."""
     cluster = Cluster()
     config = tmp_path / "helper.toml"
-    (tmp_path / "keys").touch(0o600)
-    (tmp_path / "keys").write_text(token_hex(32))
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(cluster.remove)
         cluster.start()
         silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
         ports = f"{silent.getsockname()[1]},{cluster.settings['port']}"
         url = f"postgresql://tests@/postgres?host=127.0.0.1,{cluster.directory}&port={ports}"
-        config.write_text(f'[store]\nurl = "{url}"\nkey_file = "{tmp_path / "keys"}"\n')
+        config.write_text(f'[store]\nurl = "{url}"\nkey_file = "{create_key_file(tmp_path)}"\n')
         store = create_store(load(config, {}, {}), SystemClock())
         await store.open()
         try:
@@ -181,9 +163,7 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
 
         posting = asyncio.create_task(voter.post(second_cast, now_and_later))
         servers.primary.stop(signal.SIGQUIT)
-        async with one.timeout("is not ready"):
-            while (await http.get(f"{one.url}/readyz")).status_code != 503:
-                await asyncio.sleep(0.05)
+        await one.wait_for_response("/readyz", 503)
         async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
             assert (await one.post_share(first_body)).status_code == 503
         servers.standby.promote()
@@ -214,12 +194,8 @@ async def test_commits_that_wait_for_a_lost_standby_are_reported(
         cast = await voter.cast(2)
 
         servers.standby.stop(signal.SIGQUIT)
-        async with one.timeout("is not ready"):
-            while (await http.get(f"{one.url}/readyz")).status_code != 503:
-                await asyncio.sleep(0.1)
-        async with one.timeout("logs the reason"):
-            while "database_writes_stalled" not in one.log.read_text():
-                await asyncio.sleep(0.1)
+        await one.wait_for_response("/readyz", 503)
+        await one.wait_for("logs the reason", lambda: "database_writes_stalled" in one.log.read_text())
         body = ballot.post_body(first.ballot, first.ballot.shares[0], first.position, 0)
         async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
             assert (await one.post_share(body)).status_code == 503, "the standby may lack what is visible"
@@ -257,9 +233,7 @@ async def test_object_store_lease_decides_between_two_primaries(
 
     # Both databases are primaries and contain all messages, and only one host sends.
     messages = f"SELECT count(*) FROM {hosts.schema_name}.reveals"
-    async with two.timeout("has all messages"):
-        while servers.standby.execute(messages) != [(16,)]:
-            await asyncio.sleep(0.1)
+    await two.wait_for("has all messages", lambda: servers.standby.execute(messages) == [(16,)])
     await chain.clear_faults()
     await wait_until_counted(chain, round_id, 16)
     sent_by_one, sent_by_two = await count_sent(one, two)
@@ -296,6 +270,6 @@ async def count_sent(*hosts: HelperProcess) -> list[int]:
 async def wait_until_replicated(servers: Servers) -> None:
     """Wait until the standby has received everything that the primary has committed."""
     ((position,),) = servers.primary.execute("SELECT pg_current_wal_flush_lsn()")
+    query = f"SELECT replay_lsn >= '{position}' FROM pg_stat_replication"
     async with asyncio.timeout(30):
-        while servers.primary.execute(f"SELECT replay_lsn >= '{position}' FROM pg_stat_replication") != [(True,)]:
-            await asyncio.sleep(0.05)
+        await poll(lambda: servers.primary.execute(query) == [(True,)])

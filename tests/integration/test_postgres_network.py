@@ -185,14 +185,10 @@ async def test_expired_certificate_is_reported_and_renewal_is_noticed(
         assert "certificate has expired" in (await doctor_result(helper.config)).message
 
         network.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'helper'")
-        async with helper.timeout("is not ready"):
-            while (await http.get(f"{helper.url}/readyz")).status_code != 503:
-                await asyncio.sleep(0.05)
+        await helper.wait_for_response("/readyz", 503)
         unreachable = await doctor_result(helper.config)
         assert (unreachable.level, "certificate has expired" in unreachable.message) == (Level.FAIL, True)
-        async with helper.timeout("logs the advice"):
-            while "Renew the certificate" not in helper.log_tail():
-                await asyncio.sleep(0.1)
+        await helper.wait_for("logs the advice", lambda: "Renew the certificate" in helper.log_tail())
         assert "certificate has expired" in helper.log_tail()
 
         network.use_certificate(*authority.issue(SERVER_NAME))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -16,57 +14,31 @@ from psycopg import sql
 
 from devnet import ballot
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
+from tests.support.harness import HelperProcess, cast_vote, unix_time_in
 from tests.support.postgres import Cluster, find_binaries
+from tests.support.shared_queue import SharedQueueHosts
 
 CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
-class Hosts:
-    """Hosts that share a queue, by name."""
-
-    def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
-        self._directory = directory
-        self._http = http
-        self._chain = chain
-        self._keys = directory / "keys"
-        self._keys.touch(0o600)
-        self._keys.write_text(token_hex(32))
-        self._store = {
-            "url": url,
-            "key_file": str(self._keys),
-            "schema_name": f"roles_{token_hex(6)}",
-        }
-        self.all_hosts: dict[str, HelperProcess] = {}
+class Hosts(SharedQueueHosts):
+    """Hosts with a role."""
 
     async def kill_sender_and_expire_lease(self, name: str) -> None:
         """Kill the sender and expire its lease immediately. Campaigns wait for the real expiry."""
         await self.all_hosts[name].kill()
         with psycopg.connect(str(self._store["url"]), autocommit=True) as conn:
-            place = sql.Identifier(str(self._store["schema_name"]), "sender")
+            place = sql.Identifier(self.schema_name, "sender")
             changed = conn.execute(
                 sql.SQL("UPDATE {} SET until = clock_timestamp() WHERE host = %s").format(place), (name,)
             )
             assert changed.rowcount == 1
 
-    def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        directory = self._directory / name
-        directory.mkdir()
-        host = HelperProcess(
-            directory,
-            self._http,
-            self._chain,
-            program=STAND_IN_PROGRAM,
-            nodes=2,
-            helper={"role": role, "max_concurrent_proofs": 2},
-            store={**self._store, "host": name},
-            sender=sender,
-        )
-        self.all_hosts[name] = host
-        return host
+    def create(self, name: str, role: str, **sender: Any) -> HelperProcess:
+        return self.create_host(name, helper={"role": role, "max_concurrent_proofs": 2}, sender=sender)
 
     async def start_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        host = self.create_host(name, role, **sender)
+        host = self.create(name, role, **sender)
         await host.start()
         await host.wait_until("is ready", lambda facts: facts["ready"])
         return host
@@ -77,11 +49,9 @@ async def hosts(
     request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> AsyncIterator[Hosts]:
     cluster: Cluster = request.getfixturevalue("cluster")
-    hosts = Hosts(tmp_path, http, chain, cluster.url)
+    hosts = Hosts(tmp_path, http, chain, nodes=2, url=cluster.url)
     yield hosts
-    for host in hosts.all_hosts.values():
-        with contextlib.suppress(ProcessLookupError):
-            await host.kill()
+    await hosts.kill_all()
 
 
 pytestmark = pytest.mark.parametrize("database", CLUSTERS)
@@ -94,7 +64,7 @@ async def test_three_roles_reveal_vote_and_standby_sender_takes_over(
     takes, proves, sends = await asyncio.gather(
         hosts.start_host("takes", "api"), hosts.start_host("proves", "prover"), hosts.start_host("sends", "sender")
     )
-    wrong = hosts.create_host("wrong", "sender")
+    wrong = hosts.create("wrong", "sender")
     wrong.spawn()
     first = await cast_vote(chain, takes, round_id, times=ballot.same_second_times(unix_time_in(1)))
     await takes.wait_until_confirmed(first)

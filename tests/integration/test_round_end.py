@@ -12,7 +12,7 @@ import httpx
 
 from devnet import ballot
 from tests.support.devnet import DevChain, era_flags
-from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.harness import HelperProcess, cast_vote, run_chain, run_helper, unix_time_in
 
 TIMEOUT_SECONDS = 60.0
 
@@ -45,9 +45,7 @@ async def test_extended_round_reveals_shares_due_after_its_first_end(
         await chain.post("/devnet/rounds/end-time", {"round_id": round_id.hex(), "vote_end_time": first_end + 3600})
         await chain.mine()
         body = ballot.post_body(second, second.shares[0], position, late)
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while not await _knows_end(helper, round_id, first_end + 3600):
-                await asyncio.sleep(0.1)
+        await helper.wait_for("knows the new end", lambda: _knows_end(helper, round_id, first_end + 3600))
         assert (await _post_until_accepted(helper, body))[-1] == 200
         await helper.wait_until_confirmed(vote)
         async with helper.timeout("confirms the late share"):
@@ -64,23 +62,20 @@ async def test_extended_round_reveals_shares_due_after_its_first_end(
 async def test_round_with_unknown_status_is_closed_and_purged(
     tmp_path: Path, http: httpx.AsyncClient, era: str
 ) -> None:
-    chain = DevChain(tmp_path, http, "--block-seconds", "0.3", "--stand-in-proofs", *era_flags(era))
-    await chain.start()
-    try:
-        async with run_helper(tmp_path, http, chain, helper={"purge_after_hours": 0}) as helper:
-            end = unix_time_in(15)
-            round_id = await chain.open_round(vote_end_time=end)
-            vote = await cast_vote(chain, helper, round_id, times=[end - 1] * 16)
-            assert vote.is_accepted
-            await chain.set_faults(routes=["rounds", "round"], round_status=9)
-            await helper.wait_until("reports the status", _has_note("status 9"))
-            async with helper.timeout("purges the round"):
-                while helper.query_rows("SELECT count(*) FROM rounds") != [(0,)]:
-                    await asyncio.sleep(0.2)
-            assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
-            assert time.time() > end
-    finally:
-        await chain.kill()
+    flags = ("--block-seconds", "0.3", "--stand-in-proofs", *era_flags(era))
+    async with (
+        run_chain(tmp_path, *flags) as chain,
+        run_helper(tmp_path, http, chain, helper={"purge_after_hours": 0}) as helper,
+    ):
+        end = unix_time_in(15)
+        round_id = await chain.open_round(vote_end_time=end)
+        vote = await cast_vote(chain, helper, round_id, times=[end - 1] * 16)
+        assert vote.is_accepted
+        await chain.set_faults(routes=["rounds", "round"], round_status=9)
+        await helper.wait_until("reports the status", _has_note("status 9"))
+        await helper.wait_for("purges the round", lambda: helper.query_rows("SELECT count(*) FROM rounds") == [(0,)])
+        assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
+        assert time.time() > end
 
 
 def _has_note(text: str) -> Callable[[dict[str, Any]], bool]:

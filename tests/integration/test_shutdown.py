@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from tests.support.devnet import DevChain
-from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper
+from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_helper
 from tests.support.process import wait_until_gone
 
 SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
@@ -19,10 +19,7 @@ SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
 async def test_sigterm_during_work_shuts_down_and_loses_no_share(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
-    await helper.start(**SLOW_PROVER_ENV)
-    try:
-        await helper.wait_until_ready()
+    async with run_helper(tmp_path, http, chain, env=SLOW_PROVER_ENV) as helper:
         round_id = await chain.open_round()
         vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
         await helper.wait_until("is processing", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
@@ -40,21 +37,14 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         await helper.wait_until_confirmed(vote)
         assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
         assert (await helper.service_counts()).get("failures", 0) == 0
-    finally:
-        await helper.kill()
 
 
 async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
-    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
-    await helper.start(STANDIN_SECONDS="30")
-    try:
-        await helper.wait_until_ready()
+    async with run_helper(tmp_path, http, chain, env={"STANDIN_SECONDS": "30"}) as helper:
         round_id = await chain.open_round()
         await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
         await helper.wait_until("is processing", lambda facts: facts["in_hand"])
         workers = await helper.worker_pids()
-    finally:
-        await helper.kill()
     await wait_until_gone(workers)
 
 
@@ -63,7 +53,6 @@ async def test_second_service_on_same_database_is_refused(
 ) -> None:
     async with run_helper(tmp_path, http, chain) as first:
         other = tmp_path / "other"
-        other.mkdir()
         second = HelperProcess(other, http, chain, program=REAL_PROGRAM)
         second.config.write_text(first.config.read_text() + f'[operator]\nsocket = "{other}/helper.sock"\n')
         second.spawn()

@@ -80,7 +80,6 @@ async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.Asyn
     hosts = ((STAND_IN_PROGRAM, helper_sections), (STAND_IN_PROGRAM, helper_sections), (REAL_PROGRAM, gateway_sections))
     for number, (program, sections) in enumerate(hosts):
         home = directory / f"host{number}"
-        home.mkdir()
         process = HelperProcess(home, http, chain, program=program, nodes=2, chain=POLLING, **sections)
         process.spawn()
         stack.push_async_callback(process.kill)
@@ -90,9 +89,7 @@ async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.Asyn
     *helpers, gateway = processes
     for helper in helpers:
         await helper.wait_until_ready()
-    async with gateway.timeout("forwards requests"):
-        while (await http.get(f"{gateway.url}/shielded-vote/v1/rounds")).status_code != 200:
-            await asyncio.sleep(0.05)
+    await gateway.wait_for_response("/shielded-vote/v1/rounds", 200)
     links = [
         await stack.enter_async_context(SlowLink(url, bytes_per_second=BYTES_PER_SECOND, delay=DELAY_SECONDS))
         for url in (*(helper.url for helper in helpers), gateway.url, gateway.url)

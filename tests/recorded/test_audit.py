@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,15 +120,42 @@ def flip_document(*path: str | int) -> Change:
     """Flip a bit of a base64 value or of the four lowest bits of a number."""
 
     def change(source: MemorySource, rng: random.Random) -> None:
-        *steps, last = path
-        place: Any = source.documents
-        for step in steps:
-            place = place[step]
+        place, last = find_place(source, path[:-1]), path[-1]
         value = place[last]
         if isinstance(value, int):
             place[last] = value ^ (1 << rng.randrange(4))
         else:
             place[last] = b64encode(flip(b64decode(value), rng)).decode()
+
+    return change
+
+
+def find_place(source: MemorySource, path: Sequence[str | int]) -> Any:
+    place: Any = source.documents
+    for step in path:
+        place = place[step]
+    return place
+
+
+def put(*path: str | int, value: Any) -> Callable[[MemorySource], None]:
+    """Replace a value of a document."""
+    return lambda source: find_place(source, path[:-1]).__setitem__(path[-1], value)
+
+
+def reverse(*path: str | int) -> Callable[[MemorySource], None]:
+    return lambda source: find_place(source, path).reverse()
+
+
+def remove(*path: str | int) -> Callable[[MemorySource], None]:
+    return lambda source: find_place(source, path[:-1]).__delitem__(path[-1])
+
+
+def set_code(tag: int, number: int, code: int | None) -> Callable[[MemorySource], None]:
+    """Replace the result of one of the transactions with a tag; None is not known."""
+
+    def change(source: MemorySource) -> None:
+        height, at, raw = source.find(tag)[number]
+        source.replace_tx(height, at, raw, code=code)
 
     return change
 
@@ -227,10 +254,6 @@ def exchange_labels(source: MemorySource) -> None:
         options[0]["label"], options[1]["label"] = options[1]["label"], options[0]["label"]
 
 
-def change_title(source: MemorySource) -> None:
-    source.documents["summary"]["proposals"][0]["title"] = "Proposal B"
-
-
 def forge_contributions(source: MemorySource) -> None:
     """Publish commitments that match the listed contributions, but not those in the transactions."""
     known = source.documents["round"]["round"]
@@ -259,11 +282,6 @@ def heads(*nodes: tuple[str, str, str]) -> dict[str, Any]:
     return {"heads": [{"node": n, "height": 287, "block_id": i, "app_hash": a} for n, i, a in nodes]}
 
 
-def drop_reveal(source: MemorySource) -> None:
-    height, at, raw = source.find(0x04)[3]
-    source.replace_tx(height, at, raw, code=1)
-
-
 def insert(source: MemorySource, height: int, raw: bytes) -> None:
     index = height - source.block_list[0].height
     block = source.block_list[index]
@@ -284,19 +302,6 @@ def move(tag: int, height: int) -> Callable[[MemorySource], None]:
     return change
 
 
-def drop_partial(source: MemorySource) -> None:
-    height, at, raw = source.find(0x0D)[1]
-    source.replace_tx(height, at, raw, code=1)
-
-
-def swap_leaves(source: MemorySource) -> None:
-    source.documents["leaves"]["blocks"][1]["leaves"].reverse()
-
-
-def swap_leaf_blocks(source: MemorySource) -> None:
-    source.documents["leaves"]["blocks"].reverse()
-
-
 def add_leaf(source: MemorySource) -> None:
     """Fork the tree: one more leaf with a consistent root."""
     source.documents["leaves"]["blocks"].append(
@@ -308,21 +313,9 @@ def add_leaf(source: MemorySource) -> None:
     source.documents["roots"]["roots"].append({"height": 170, "root": b64encode(tree.root()).decode()})
 
 
-def drop_root(source: MemorySource) -> None:
-    source.documents["roots"]["roots"].pop()
-
-
 def change_index(source: MemorySource) -> None:
     for entry in source.documents["round"]["round"]["ceremony_validators"]:
         entry["shamir_index"] = {1: 1, 2: 3, 3: 2}[entry["shamir_index"]]
-
-
-def repeat_index(source: MemorySource) -> None:
-    source.documents["round"]["round"]["ceremony_validators"][0]["shamir_index"] = 2
-
-
-def raise_threshold(source: MemorySource) -> None:
-    source.documents["round"]["round"]["threshold"] = 3
 
 
 def add_result(source: MemorySource) -> None:
@@ -331,20 +324,8 @@ def add_result(source: MemorySource) -> None:
     )
 
 
-def drop_result(source: MemorySource) -> None:
-    source.documents["results"]["results"].clear()
-
-
-def inflate_result(source: MemorySource) -> None:
-    source.documents["results"]["results"][0]["total_value"] = 1 << 28
-
-
 def add_sum(source: MemorySource) -> None:
     source.documents["tally/2"] = {"tally": {"0": source.documents["tally/1"]["tally"]["1"]}}
-
-
-def drop_sum(source: MemorySource) -> None:
-    source.documents["tally/1"] = {}
 
 
 def other_partials(source: MemorySource) -> None:
@@ -372,34 +353,34 @@ def differing_heads(at: int) -> Callable[[MemorySource], None]:
 
 
 FRAUDS: dict[str, tuple[Callable[[MemorySource], None], set[str]]] = {
-    "a reveal is left out": (drop_reveal, {"A1", "B1"}),
+    "a reveal is left out": (set_code(0x04, 3, 1), {"A1", "B1"}),
     "a reveal is counted twice": (repeat(0x04, 200), {"A1", "A2", "B1"}),
     "reveals are counted after the end": (move(0x04, 286), {"A4"}),
     "reveals are counted before their anchor": (move(0x04, 161), {"A4"}),
     "a reveal for another option is added to a sum": (add_sum, {"B2"}),
-    "a sum is left out": (drop_sum, {"B2"}),
+    "a sum is left out": (put("tally/1", value={}), {"B2"}),
     "reveals without a cast vote": (lambda source: drop_tag(source, 0x03), {"A5", "D1"}),
     "a vote without a delegation": (lambda source: drop_tag(source, 0x02), {"D1", "D4"}),
     "a vote is cast twice": (repeat(0x03, 200), {"D1", "D4"}),
     "notes are delegated twice": (repeat(0x02, 200), {"D1", "D4"}),
     "a leaf without a transaction": (add_leaf, {"D1"}),
-    "leaves are swapped": (swap_leaves, {"A3", "D1", "D2"}),
-    "blocks of leaves are swapped": (swap_leaf_blocks, {"D1"}),
-    "a root is left out": (drop_root, {"D2"}),
+    "leaves are swapped": (reverse("leaves", "blocks", 1, "leaves"), {"A3", "D1", "D2"}),
+    "blocks of leaves are swapped": (reverse("leaves", "blocks"), {"D1"}),
+    "a root is left out": (remove("roots", "roots", -1), {"D2"}),
     "indices of validators are swapped": (change_index, {"C3"}),
-    "an index is used twice": (repeat_index, {"C1"}),
-    "another threshold": (raise_threshold, {"C1"}),
-    "fewer partial decryptions than the threshold": (drop_partial, {"C4"}),
+    "an index is used twice": (put(*ROUND, "ceremony_validators", 0, "shamir_index", value=2), {"C1"}),
+    "another threshold": (put(*ROUND, "threshold", value=3), {"C1"}),
+    "fewer partial decryptions than the threshold": (set_code(0x0D, 1, 1), {"C4"}),
     "partial decryptions of one validator twice": (repeat(0x0D, 285), {"C3"}),
     "other partial decryptions are listed": (other_partials, {"C3"}),
     "a result without reveals": (add_result, {"C6"}),
-    "a result is left out": (drop_result, {"C4", "C6"}),
-    "an impossible result": (inflate_result, {"C4", "C5", "C6"}),
+    "a result is left out": (put("results", "results", value=[]), {"C4", "C6"}),
+    "an impossible result": (put(*RESULT, "total_value", value=1 << 28), {"C4", "C5", "C6"}),
     "partial decryptions before the end": (move(0x0D, 250), {"C7"}),
     "a tally before the end": (move(0x05, 250), {"C7"}),
     "two tallies": (lambda source: insert(source, 286, source.find(0x05)[0][2]), {"C6"}),
     "labels in the summary are exchanged": (exchange_labels, {"C6"}),
-    "a title in the summary is another": (change_title, {"C6"}),
+    "a title in the summary is another": (put("summary", "proposals", 0, "title", value="Proposal B"), {"C6"}),
     "contributions are forged": (forge_contributions, {"C2", "C3"}),
     "a nullifier is not canonical": (spend_non_canonical_nullifier, {"D4"}),
     "an anchor is a block without leaves": (anchor_in_block_without_leaves, {"A3"}),
@@ -441,14 +422,6 @@ async def test_audit_other_signed_key_fails_c1() -> None:
 # ---------------------------------------------------------------------- data that is missing
 
 
-def without(document: str) -> Callable[[MemorySource], object]:
-    return lambda source: source.documents.pop(document)
-
-
-def without_validators(source: MemorySource) -> None:
-    del source.documents["round"]["round"]["ceremony_validators"]
-
-
 def pruned_after(blocks: int) -> Callable[[MemorySource], None]:
     def change(source: MemorySource) -> None:
         source.block_list = source.block_list[:blocks]
@@ -476,7 +449,7 @@ def not_yet_confirmed(source: MemorySource) -> None:
 
 
 def still_running(source: MemorySource) -> None:
-    source.documents["round"]["round"]["status"] = 1
+    put(*ROUND, "status", value=1)(source)
     source.documents["results"] = {}
     source.block_list = source.block_list[:100]
 
@@ -498,14 +471,6 @@ def without_reveals(source: MemorySource) -> None:
         option.pop("total_value", None)
 
 
-def unknown_result(tag: int) -> Callable[[MemorySource], None]:
-    def change(source: MemorySource) -> None:
-        height, at, raw = source.find(tag)[0]
-        source.replace_tx(height, at, raw, code=None)
-
-    return change
-
-
 def vote_in_batches(source: MemorySource) -> None:
     for height, at, _ in [*source.find(0x02), *source.find(0x03)]:
         source.replace_tx(height, at, b"\x07" + source.round_id)
@@ -521,12 +486,12 @@ BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1"
 VOTES = {"A5", "D1", "D4"}
 TALLY = {"C3", "C4", "C5", "C6", "C7"}
 INCOMPLETE: dict[str, tuple[Callable[[MemorySource], object], set[str]]] = {
-    "no leaves": (without("leaves"), {"A3", "D1", "D2"}),
-    "no roots": (without("roots"), {"D2"}),
-    "no summary": (without("summary"), {"A1", "C6"}),
-    "no results": (without("results"), TALLY),
-    "no sum": (without("tally/1"), {"B1", "B2"}),
-    "no validators": (without_validators, {"C1"}),
+    "no leaves": (remove("leaves"), {"A3", "D1", "D2"}),
+    "no roots": (remove("roots"), {"D2"}),
+    "no summary": (remove("summary"), {"A1", "C6"}),
+    "no results": (remove("results"), TALLY),
+    "no sum": (remove("tally/1"), {"B1", "B2"}),
+    "no validators": (remove(*ROUND, "ceremony_validators"), {"C1"}),
     **{f"pruned after {blocks} blocks": (pruned_after(blocks), BLOCKS) for blocks in (0, 40, 57, 140)},
     "a gap in the blocks": (lambda source: source.block_list.pop(52), BLOCKS),
     "no tally": (end_without_tally(1), {"C3", "C4", "C6"}),
@@ -537,9 +502,9 @@ INCOMPLETE: dict[str, tuple[Callable[[MemorySource], object], set[str]]] = {
     "the round is running": (still_running, {"A1", "B1", "B2"} | TALLY),
     "the tally timed out": (tally_timed_out, TALLY),
     "no reveals": (without_reveals, set()),
-    "the result of a reveal is unknown": (unknown_result(0x04), BLOCKS),
-    "the result of a delegation is unknown": (unknown_result(0x02), BLOCKS),
-    "the result of a vote is unknown": (unknown_result(0x03), BLOCKS),
+    "the result of a reveal is unknown": (set_code(0x04, 0, None), BLOCKS),
+    "the result of a delegation is unknown": (set_code(0x02, 0, None), BLOCKS),
+    "the result of a vote is unknown": (set_code(0x03, 0, None), BLOCKS),
     "votes in batches only": (vote_in_batches, VOTES),
     "a batch of votes": (lambda source: insert(source, 200, b"\x06" + source.round_id), VOTES),
     "a transaction that cannot be decoded": (
@@ -644,9 +609,7 @@ def list_twice(*path: str | int) -> Callable[[MemorySource], None]:
     """List a wrong entry first. Only one of the two is right, and a reader may see the other one."""
 
     def change(source: MemorySource) -> None:
-        entries: Any = source.documents
-        for step in path:
-            entries = entries[step]
+        entries = find_place(source, path)
         wrong = {**entries[0], **{name: value + 1 for name, value in entries[0].items() if name == "total_value"}}
         entries.insert(0, wrong)
 
@@ -710,9 +673,7 @@ def exchange_proof(source: MemorySource) -> None:
     source.replace_tx(height, at, replace(RevealMessage.from_tx(raw), proof=RevealMessage.from_tx(other).proof).to_tx())
 
 
-def fail_first_reveal(source: MemorySource) -> None:
-    height, at, raw = source.find(0x04)[0]
-    source.replace_tx(height, at, raw, code=1)
+fail_first_reveal = set_code(0x04, 0, 1)
 
 
 def fail_first_uncounted(source: MemorySource) -> None:
@@ -735,11 +696,11 @@ def fail_first_of_running(source: MemorySource) -> None:
         (fail_first_reveal, "not_checked", [], None),
         (exchange_proof, "counted", ["invalid"], False),
         (lengthen_proof, "counted", ["not_checked"], None),
-        (without("leaves"), "counted", ["not_checked"], None),
+        (remove("leaves"), "counted", ["not_checked"], None),
         (still_running, "counted", ["valid"], True),
         (fail_first_of_running, "not_checked", [], None),
         (pruned_after(2), "not_checked", [], None),
-        (unknown_result(0x04), "not_checked", [], None),
+        (set_code(0x04, 0, None), "not_checked", [], None),
     ],
 )
 async def test_audit_says_whether_a_share_was_counted(

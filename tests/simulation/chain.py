@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import bisect
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import proofs
 from helper.chain.chain_data import Anchor, BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from tests.simulation.event_log import EventLog
-from tests.simulation.fakes import SimTree, is_valid_proof
+from tests.simulation.fakes import SimTree, is_valid_proof, prove
 
 CHAIN_ID = "svote-sim-1"
 EPOCH = 1_795_268_000.0
@@ -247,6 +247,11 @@ class SimChain:
         position: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         round_.pending_leaves.append((leaf, position))
         return await position
+
+
+def prove_reveal(message: RevealMessage, circuit: str, root: bytes) -> RevealMessage:
+    """Return the message with a valid proof."""
+    return replace(message, proof=prove(circuit, statement_of(message, root)))
 
 
 def authority_note(leaf: bytes) -> bytes:

@@ -104,7 +104,7 @@ class PlannedVote:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything drawn before the run.
+    """Everything drawn before the run; by default one node, nothing that must end early, and no fault.
 
     Attributes:
         healthy_node: index of the node without a fault in the calm.
@@ -116,17 +116,17 @@ class Scenario:
     duration: float
     poll_seconds: float
     block_interval: tuple[float, float]
-    nodes_with_rpc: tuple[bool, ...]
-    healthy_node: int
-    calm_seconds: float
-    drain_seconds: float
     workers: int
     proof_seconds: float
-    purge_after_seconds: float
-    has_chain_id: bool
-    circuits: tuple[tuple[float, str], ...]
     circuit_setting: str
     is_shuffled: bool
+    nodes_with_rpc: tuple[bool, ...] = (True,)
+    healthy_node: int = 0
+    calm_seconds: float = 0.0
+    drain_seconds: float = 0.0
+    purge_after_seconds: float = 86_400.0
+    has_chain_id: bool = True
+    circuits: tuple[tuple[float, str], ...] = ((0.0, "k10"),)
     rounds: tuple[RoundPlan, ...] = ()
     votes: tuple[PlannedVote, ...] = ()
     episodes: tuple[FaultEpisode, ...] = field(default=())

@@ -6,23 +6,25 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from helper.chain.broadcast_outcome import Verdict
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainError
-from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
+from tests.simulation.chain import EPOCH, SimChain, SimRound, prove_reveal
 from tests.simulation.clients import ServiceRun, SimClient, SimRpc
 from tests.simulation.event_log import EventLog
-from tests.simulation.fakes import SimTree, prove
+from tests.simulation.fakes import SimTree
 from tests.simulation.liar import BRIEF_SECONDS, Lie
 from tests.simulation.node import SimNode
 from tests.simulation.run import run_seed
 from tests.simulation.scenario import SETTLING_SECONDS, LiarPlan, ServiceFault, draw_scenario
 from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import PROPOSALS, seeded_random
+
+T = TypeVar("T")
 
 Answers = dict[str, Any]
 
@@ -115,8 +117,7 @@ class Situation:
         state = self.round.tree_at(self.chain.height)
         assert state is not None
         message = RevealMessage(b"s" * 32, bytes(64), 1, 0, b"", self.round.round_id, state.height)
-        proof = prove("k10", statement_of(message, state.root))
-        return RevealMessage(**{**{name: getattr(message, name) for name in message.__slots__}, "proof": proof})
+        return prove_reveal(message, "k10", state.root)
 
 
 async def answer(request: Callable[[], Awaitable[Any]]) -> Any:
@@ -132,19 +133,24 @@ def root_of(leaves: list[bytes]) -> tuple[bytes, int]:
     return tree.root(), len(tree)
 
 
-def observe(*lies: Lie) -> Answers:
+def run_situation(lies: tuple[Lie, ...], use: Callable[[Situation], Awaitable[T]]) -> T:
+    """Use the situation with a node that tells these lies, in virtual time."""
     loop = SimLoop(seeded_random(1, "loop"), shuffled=False)
 
-    async def run() -> Answers:
+    async def run() -> T:
         situation = Situation(loop)
         await situation.set_up(lies)
-        return await situation.observe()
+        return await use(situation)
 
     try:
-        answers: Answers = loop.run_until_complete(run())
-        return answers
+        result: T = loop.run_until_complete(run())
+        return result
     finally:
         loop.close()
+
+
+def observe(*lies: Lie) -> Answers:
+    return run_situation(lies, Situation.observe)
 
 
 def changes(*lies: Lie) -> set[str]:
@@ -165,11 +171,7 @@ def test_any_two_lies_at_once_change_nothing_else() -> None:
 
 
 def test_invented_block_contains_the_reveals_that_were_sent_to_the_node() -> None:
-    loop = SimLoop(seeded_random(1, "loop"), shuffled=False)
-
-    async def run() -> None:
-        situation = Situation(loop)
-        await situation.set_up((Lie.INVENTED_BLOCK,))
+    async def check(situation: Situation) -> None:
         message = situation.proven_reveal()
         assert (await situation.client.broadcast(message)).verdict is Verdict.ACCEPTED
         height = (await situation.client.latest_block()).height + 1
@@ -184,16 +186,11 @@ def test_invented_block_contains_the_reveals_that_were_sent_to_the_node() -> Non
         assert await situation.client.tx(message.tx_hash()) is not None
         assert not situation.chain.confirmed.get((message.round_id, message.nullifier))
 
-    loop.run_until_complete(run())
-    loop.close()
+    run_situation((Lie.INVENTED_BLOCK,), check)
 
 
 def test_false_heads_are_constant_brief_or_growing() -> None:
-    loop = SimLoop(seeded_random(1, "loop"), shuffled=False)
-
-    async def run() -> None:
-        situation = Situation(loop)
-        await situation.set_up(())
+    async def check(situation: Situation) -> None:
         for lie, first, later in ((Lie.AHEAD, 60, 60), (Lie.AHEAD_BRIEFLY, 90, 0), (Lie.AHEAD_GROWING, 0, 10)):
             situation.node.liar.begin((lie,), situation.node.height, random.Random(1))
             heights = [situation.node.served_head().height]
@@ -201,8 +198,7 @@ def test_false_heads_are_constant_brief_or_growing() -> None:
             heights.append(situation.node.served_head().height)
             assert [height - situation.chain.height for height in heights] == [first, later], lie
 
-    loop.run_until_complete(run())
-    loop.close()
+    run_situation((), check)
 
 
 @pytest.mark.parametrize("nodes", [2, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+from dataclasses import replace
 from functools import partial
 
 from helper.app.service import Service
@@ -14,9 +15,9 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.core.refusals import TemporaryRefusal
 from helper.errors import HelperError, ShareRefused
 from helper.store.models import EnqueueResult
-from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
+from tests.simulation.chain import EPOCH, SimChain, SimRound, prove_reveal
 from tests.simulation.event_log import EventLog
-from tests.simulation.fakes import Ballot, prove
+from tests.simulation.fakes import Ballot
 from tests.simulation.host import ServiceHost, UnreachableError
 from tests.simulation.node import FALSE_RESPONSE_FAULTS, NodeFault, SimNode
 from tests.simulation.promise_check import PromiseChecker, TrackedShare
@@ -227,8 +228,8 @@ class World:
             round_id=share.round_id,
             anchor_height=state.height,
         )
-        proof = prove(self.chain.circuit, statement_of(message, state.root)) + self._rng.randbytes(8)
-        message = RevealMessage(**{**{name: getattr(message, name) for name in message.__slots__}, "proof": proof})
+        message = prove_reveal(message, self.chain.circuit, state.root)
+        message = replace(message, proof=message.proof + self._rng.randbytes(8))
         self.event_log.record("another helper reveals", tracked.nullifier)
         self.chain.submit_transaction(message.to_tx(), message)
 

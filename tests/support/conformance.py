@@ -18,6 +18,7 @@ from conformance.runner import run_checks, select_checks
 from conformance.session import Session
 from helper.clock import Clock, SystemClock
 from tests.support.harness import HelperProcess
+from tests.support.tasks import running
 
 
 class _StopwatchOfSlowMachine(SystemClock):
@@ -123,9 +124,5 @@ async def restart_on_request(helper: HelperProcess, directory: Path) -> AsyncIte
         await helper.start()
         done.touch()
 
-    serving = asyncio.create_task(serve())
-    try:
+    async with running(serve()):
         yield f"touch {asked}; until [ -e {done} ]; do sleep 0.05; done"
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -45,6 +45,7 @@ class HelperProcess(ChildProcess):
         cluster: Cluster | None = None,
         **sections: Any,
     ) -> None:
+        directory.mkdir(exist_ok=True)
         self.db = Path(sections.get("helper", {}).get("db_path", directory / "queue.db"))
         self.storage: QueueStorage = SqliteFile(self.db) if cluster is None else PostgresSchema(cluster, directory)
         if self.storage.store_section:
@@ -91,9 +92,7 @@ class HelperProcess(ChildProcess):
             "SELECT coalesce(max(start_index + length(leaves) / 32), 0) FROM tree_leaves"
             " JOIN round_keys ON no = round_no WHERE round_id = ?"
         )
-        async with self.timeout("knows a leaf"):
-            while self.query_rows(query, round_id)[0][0] <= position:
-                await asyncio.sleep(0.02)
+        await self.wait_for("knows a leaf", lambda: self.query_rows(query, round_id)[0][0] > position)
 
     async def post_share(self, body: object) -> httpx.Response:
         return await self._http.post(f"{self.url}/shielded-vote/v1/shares", json=body, timeout=30)
@@ -127,6 +126,17 @@ class HelperProcess(ChildProcess):
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Query the database of the running helper, like an operator's tool. A ? stands for each value."""
         return self.storage.query_rows(query, *values)
+
+    def count_rows(self, table: str = "shares") -> int:
+        return int(self.query_rows(f"SELECT count(*) FROM {table}")[0][0])
+
+    async def wait_for_response(self, path: str, status: int) -> None:
+        """Wait until a GET has a response with this status."""
+
+        async def has_status() -> bool:
+            return (await self._http.get(self.url + path)).status_code == status
+
+        await self.wait_for(f"responds {status} to {path}", has_status)
 
     def bytes_on_disk(self) -> bytes:
         return self.storage.bytes_on_disk()
@@ -201,16 +211,20 @@ async def run_helper(
     nodes: int = 1,
     cluster: Cluster | None = None,
     env: Mapping[str, str] | None = None,
+    until: Literal["spawned", "listening", "ready"] = "ready",
     **sections: Any,
 ) -> AsyncIterator[HelperProcess]:
     """Run a helper for the first `nodes` nodes of a chain, with `env` added to the environment.
 
-    Yields when it is ready; kills it at the end.
+    Yields when it is ready, or as `until` says; kills it at the end.
     """
     helper = HelperProcess(directory, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
-    await helper.start(**(env or {}))
+    helper.spawn(**(env or {}))
     try:
-        await helper.wait_until_ready()
+        if until != "spawned":
+            await helper.wait_until_listening()
+        if until == "ready":
+            await helper.wait_until_ready()
         yield helper
     finally:
         await helper.kill()

@@ -10,9 +10,11 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.tasks import poll
 
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_FREE_PORT = 15_000
@@ -27,6 +29,7 @@ class ChildProcess:
     def __init__(
         self, name: str, directory: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None
     ) -> None:
+        directory.mkdir(exist_ok=True)
         self.name = name
         self.log = directory / f"{name}.log"
         self._ready_file = directory / f"{name}.ready"
@@ -98,6 +101,13 @@ class ChildProcess:
                 f"waited {seconds:.0f} s until {self.name} {description}; its log:\n{self.log_tail()}"
             ) from None
 
+    async def wait_for(
+        self, description: str, condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        """Wait for a condition, which may be an awaitable. Shows the log on a timeout."""
+        async with self.timeout(description, seconds):
+            await poll(condition)
+
 
 def find_free_port(count: int = 1) -> int:
     """Return the first of consecutive free ports, for services that listen later or restart at the same address.
@@ -116,8 +126,7 @@ def find_free_port(count: int = 1) -> int:
 
 async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
-        while any(_is_running(pid) for pid in pids):
-            await asyncio.sleep(0.02)
+        await poll(lambda: not any(_is_running(pid) for pid in pids))
 
 
 def child_pids(pid: int) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from helper.app.gates import Gates
 from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
+from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.scheduled_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
@@ -52,6 +53,7 @@ from tests.support.fakes import (
     wait_until,
 )
 from tests.support.sealed_fields import add_field_functions
+from tests.support.tasks import running
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -177,24 +179,28 @@ class Pipeline:
         self.gate_checks += 1
         return self.gates.get_dispatch_gate()
 
-    def show_block(self, blocks: int = 1, *, time: float | None = None) -> None:
-        """Make every node report a new block with this time (default: now)."""
+    def show_block(self, blocks: int = 1, *, time: float | None = None, after: float = 0.0) -> None:
+        """Make every node report a new block with this time (default: now), `after` so many seconds."""
+        if after:
+            self.clock.advance(after)
         self.height += blocks
-        now = self.clock.now()
         for endpoint in self.endpoints.nodes:
-            head, started_at = endpoint.health.head, self.clock.monotonic()
-            if head is not None:  # a probe before this block
-                endpoint.health.record_probe(head, is_syncing=False, started_at=started_at, ended_at=started_at)
-            new = BlockHead(CHAIN_ID, self.height, now if time is None else time)
-            endpoint.health.record_probe(new, is_syncing=False, started_at=started_at, ended_at=started_at)
+            if endpoint.health.head is not None:  # a probe before this block
+                self.record_head(endpoint, endpoint.health.head)
+            self.record_head(endpoint, BlockHead(CHAIN_ID, self.height, self.clock.now() if time is None else time))
         self.endpoints.apply_probes()
 
-    async def next_block(self) -> None:
-        """Process a new block without any of the helper's shares."""
-        self.clock.advance(5)
-        self.show_block()
-        self.circuits.note_block()
-        await self.sender.reconcile()
+    def record_head(self, endpoint: Node, head: BlockHead) -> None:
+        """Probe a node, which reports this block."""
+        now = self.clock.monotonic()
+        endpoint.health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
+
+    async def next_block(self, count: int = 1) -> None:
+        """Process new blocks without any of the helper's shares."""
+        for _ in range(count):
+            self.show_block(after=5)
+            self.circuits.note_block()
+            await self.sender.reconcile()
 
     def set_replies(self, reply: NodeReply) -> None:
         self.nodes.replies = {FIRST_NODE: reply, SECOND_NODE: reply}
@@ -211,10 +217,13 @@ class Pipeline:
         (queued,) = await self.store.run(shares.claim_due, now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
+    async def claim_new_share(self, position: int = 1) -> QueuedShare:
+        await self.enqueue(position)
+        return await self.claim_due_share()
+
     async def prepare_message(self, position: int = 1) -> int:
         """Store the message of a share without sending it. Returns the share's id."""
-        await self.enqueue(position)
-        queued = await self.claim_due_share()
+        queued = await self.claim_new_share(position)
         assert await self.revealer.prove(queued)
         return queued.id
 
@@ -245,13 +254,9 @@ class Pipeline:
     @contextlib.asynccontextmanager
     async def run_dispatcher(self) -> AsyncIterator[asyncio.Task[None]]:
         """Run the dispatcher. Yields after it is idle for the first time."""
-        task = asyncio.create_task(self.dispatcher.run())
-        try:
+        async with running(self.dispatcher.run()) as task:
             await self.settle_dispatcher()
             yield task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def settle_dispatcher(self) -> None:
         """Wake the dispatcher and wait until it is idle again."""

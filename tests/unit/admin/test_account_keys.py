@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import ecdsa
 import pytest
@@ -16,58 +17,50 @@ from tests.conftest import RECORDED
 ENTRIES = json.loads((RECORDED / "adr036.json").read_text())
 
 
-def decode_entry(entry: dict[str, str]) -> tuple[bytes, str, bytes, bytes]:
-    return (
-        entry["data"].encode(),
-        entry["signer"],
-        base64.b64decode(entry["pub_key"]),
-        base64.b64decode(entry["signature"]),
-    )
+def decode_entry(entry: dict[str, str]) -> dict[str, Any]:
+    keys = {name: base64.b64decode(entry[name]) for name in ("pub_key", "signature")}
+    return {"data": entry["data"].encode(), "signer": entry["signer"], **keys}
+
+
+FIRST = decode_entry(ENTRIES[0])
+
+
+def verify(entry: dict[str, Any] = FIRST, **changed: Any) -> None:
+    account_keys.verify_signature(**{**entry, **changed})
 
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_verify_accepts_recorded_key_tool_signature(entry: dict[str, str]) -> None:
-    data, signer, pub_key, signature = decode_entry(entry)
-    account_keys.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
+    verify(decode_entry(entry))
 
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("what", ["data", "signer", "pub_key", "signature"])
 def test_verify_with_any_byte_changed_fails(entry: dict[str, str], what: str) -> None:
-    data, signer, pub_key, signature = decode_entry(entry)
-    fields: dict[str, bytes] = {"data": data, "signer": signer.encode(), "pub_key": pub_key, "signature": signature}
-    for at in range(len(fields[what])):
-        changed = bytearray(fields[what])
+    fields, is_text = decode_entry(entry), what == "signer"
+    value = fields[what].encode() if is_text else fields[what]
+    for at in range(len(value)):
+        changed = bytearray(value)
         changed[at] ^= 1
-        changed_fields = {**fields, what: bytes(changed)}
-        changed_signer = changed_fields["signer"].decode("latin-1")
         with pytest.raises(SignatureRefusedError):
-            account_keys.verify_signature(
-                changed_fields["data"],
-                signer=changed_signer,
-                pub_key=changed_fields["pub_key"],
-                signature=changed_fields["signature"],
-            )
+            verify(fields, **{what: changed.decode("latin-1") if is_text else bytes(changed)})
 
 
 def test_verify_signature_with_high_s_is_refused() -> None:
-    data, signer, pub_key, signature = decode_entry(ENTRIES[0])
+    signature = FIRST["signature"]
     upper = CURVE_ORDER - int.from_bytes(signature[32:], "big")
     with pytest.raises(SignatureRefusedError, match="upper half"):
-        account_keys.verify_signature(
-            data, signer=signer, pub_key=pub_key, signature=signature[:32] + upper.to_bytes(32, "big")
-        )
+        verify(signature=signature[:32] + upper.to_bytes(32, "big"))
 
 
 @pytest.mark.parametrize(
     "signature", [b"", bytes(63), bytes(65), bytes(64), b"\xff" * 32 + bytes(32), CURVE_ORDER.to_bytes(32, "big") * 2]
 )
 def test_verify_malformed_signature_is_refused(signature: bytes) -> None:
-    data, signer, pub_key, _ = decode_entry(ENTRIES[0])
     with pytest.raises(SignatureRefusedError):
-        account_keys.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
+        verify(signature=signature)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +76,18 @@ def test_verify_malformed_signature_is_refused(signature: bytes) -> None:
     ],
 )
 def test_verify_malformed_key_is_refused(pub_key: bytes) -> None:
-    data, signer, _, signature = decode_entry(ENTRIES[0])
     with pytest.raises(SignatureRefusedError, match="pub_key"):
-        account_keys.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
+        verify(pub_key=pub_key)
 
 
 def test_verify_requires_address_of_key_and_chain() -> None:
-    data, signer, pub_key, signature = decode_entry(ENTRIES[0])
-    other = account_keys.address_of(pub_key, "cosmos")
     with pytest.raises(SignatureRefusedError, match="begin with sv1"):
-        account_keys.verify_signature(data, signer=other, pub_key=pub_key, signature=signature)
+        verify(signer=account_keys.address_of(FIRST["pub_key"], "cosmos"))
     other_signer, *_ = account_keys.sign_data(b"", b"\x07" * 32)
     with pytest.raises(SignatureRefusedError, match="not the key"):
-        account_keys.verify_signature(data, signer=other_signer, pub_key=pub_key, signature=signature)
+        verify(signer=other_signer)
     with pytest.raises(SignatureRefusedError):
-        account_keys.verify_signature(data, signer=signer.upper(), pub_key=pub_key, signature=signature)
+        verify(signer=FIRST["signer"].upper())
 
 
 def test_sign_equals_wallet_signature() -> None:

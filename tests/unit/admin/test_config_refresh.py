@@ -32,6 +32,10 @@ def ok(body: bytes) -> httpx.Response:
     return httpx.Response(200, content=body)
 
 
+async def resolve(_host: str, _port: int) -> list[str]:
+    return ["93.184.216.34"]
+
+
 def publish(stack: AdminStack, static: bytes = STATIC_2, **mirrors: httpx.Response | Exception) -> None:
     """Publish the static document, and responses of the mirrors `first` and `second`."""
     stack.addresses |= {FIRST.split("/")[2]: ["93.184.216.34"], SECOND.split("/")[2]: ["93.184.216.35"]}
@@ -188,9 +192,6 @@ async def test_fetch_with_checksum_takes_only_that_static_document() -> None:
     web = FakeWeb()
     web.responses = {CONFIG_URL: ok(STATIC_1), FIRST: ok(PRODUCTION)}
 
-    async def resolve(_host: str, _port: int) -> list[str]:
-        return ["93.184.216.34"]
-
     pinned = f"{CONFIG_URL}?checksum=sha256:{sha256(STATIC_1).hexdigest()}"
     fetcher = ConfigFetcher(pinned, transport=web, resolve=resolve)
     config = await fetcher.fetch()
@@ -223,9 +224,6 @@ class DrippingWeb(FakeWeb):
 async def test_fetch_from_mirror_that_drips_times_out_and_uses_the_next_one() -> None:
     web = DrippingWeb()
     web.responses = {CONFIG_URL: ok(STATIC_2), FIRST: ok(b""), SECOND: ok(PRODUCTION)}
-
-    async def resolve(_host: str, _port: int) -> list[str]:
-        return ["93.184.216.34"]
 
     fetcher = ConfigFetcher(CONFIG_URL, timeout=0.1, transport=web, resolve=resolve)
     assert (await fetcher.fetch()).body == PRODUCTION

@@ -27,12 +27,10 @@ from helper.operations.archived_objects import (
     parse_round_object,
 )
 from proofs import CIRCUITS
-from tests.recorded.test_audit import heads
+from tests.recorded.test_audit import heads, of_verdict, why
 from tests.support.audit_rounds import MemorySource, threshold_round
 from tests.support.bucket import MemoryBucket
 from tests.support.round_archive import CHAIN_ID, archive_round, remove_blocks
-
-pytestmark = pytest.mark.anyio
 
 ONLY_REVEALS = {"A1", "A4", "A5", "C6", "C7", "D1", "D4"}
 ALL_BLOCKS = {"A1", "A2", "A3", "A4", "A5", "B1", "B2", "C3", "C4", "C6", "C7", "D1", "D4"}
@@ -45,19 +43,19 @@ def agreed_round() -> MemorySource:
     return source
 
 
+async def archive_agreed_round() -> tuple[MemorySource, MemoryBucket]:
+    source = agreed_round()
+    return source, await archive_round(source)
+
+
 async def audit(bucket: MemoryBucket, round_id: bytes) -> Audit:
     stored = await read_finished_round(bucket, round_id)
     assert stored is not None
     return await audit_round(await open_archived_round(bucket, CIRCUITS, round_id, stored), round_id)
 
 
-def of_verdict(result: Audit, verdict: Verdict) -> set[str]:
-    return {check.id for check in result.result.checks if check.verdict is verdict}
-
-
 async def test_audit_of_archived_round_passes_every_check() -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     folders = {name.partition("/")[0] for name in bucket.objects}
     assert folders == {source.round_id.hex(), "blocks", "progress", "rounds"}
     result = await audit(bucket, source.round_id)
@@ -138,19 +136,17 @@ def exchange_bundles(bucket: MemoryBucket, round_id: bytes) -> None:
 async def test_audit_of_damaged_archive_is_not_checked(
     damage: Callable[[MemoryBucket, bytes], None], reason: str
 ) -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     damage(bucket, source.round_id)
     result = await audit(bucket, source.round_id)
     assert of_verdict(result, Verdict.FAILED) == set()
     assert of_verdict(result, Verdict.NOT_CHECKED) >= ALL_BLOCKS - {"E"}
-    assert reason in next(check.why for check in result.result.checks if check.id == "A1")
+    assert reason in why(result, "A1")
 
 
 @pytest.mark.parametrize("part", [100, 200, 300])
 async def test_audit_of_archive_without_some_blocks_uses_the_reveals_only(part: int) -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     del bucket.objects[blocks_name(CHAIN_ID, range(part, part + 100))]
     result = await audit(bucket, source.round_id)
     assert of_verdict(result, Verdict.FAILED) == set()
@@ -159,8 +155,7 @@ async def test_audit_of_archive_without_some_blocks_uses_the_reveals_only(part: 
 
 
 async def test_audit_of_archive_without_blocks_checks_the_reveals() -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     remove_blocks(bucket)
     assert await read_finished_round(bucket, source.round_id) is None
     result = await audit_round(ArchiveSource(bucket, CIRCUITS, source.round_id, source), source.round_id)
@@ -170,8 +165,7 @@ async def test_audit_of_archive_without_blocks_checks_the_reveals() -> None:
 
 @pytest.mark.parametrize("index", [None, b"{}\n"], ids=["missing", "altered"])
 async def test_audit_of_archive_with_fewer_reveals_than_published_is_not_checked(index: bytes | None) -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     remove_blocks(bucket)
     name = first_name(bucket, f"{source.round_id.hex()}/index", ".jsonl")
     if index is None:
@@ -181,15 +175,14 @@ async def test_audit_of_archive_with_fewer_reveals_than_published_is_not_checked
     result = await audit_round(ArchiveSource(bucket, CIRCUITS, source.round_id, source), source.round_id)
     assert of_verdict(result, Verdict.FAILED) == set()
     assert of_verdict(result, Verdict.NOT_CHECKED) >= {"A1", "A2", "A3", "B1", "B2"}
-    why = next(check.why for check in result.result.checks if check.id == "B1")
-    assert "the source has 0 of 16 reveals of proposal 1, option 1" in why
-    assert ("the archive's index has an invalid line" in why) is (index is not None)
+    reason = why(result, "B1")
+    assert "the source has 0 of 16 reveals of proposal 1, option 1" in reason
+    assert ("the archive's index has an invalid line" in reason) is (index is not None)
 
 
 @pytest.mark.parametrize("damage", ["piece missing", "piece altered", "hash altered", "manifest of another round"])
 async def test_read_finished_round_damaged_is_refused(damage: str) -> None:
-    source = agreed_round()
-    bucket = await archive_round(source)
+    source, bucket = await archive_agreed_round()
     piece, manifest = documents_name(source.round_id, 0), manifest_name(source.round_id)
     if damage == "piece missing":
         del bucket.objects[piece]

@@ -12,8 +12,6 @@ import pytest
 from audit.node_source import NodeSource
 from audit.source import AuditBlock
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> NodeSource:

@@ -20,8 +20,6 @@ from helper.errors import ChainUnavailable
 from tests.support.audit_rounds import MemorySource, threshold_round
 from tests.support.process import TIMEOUT_SECONDS
 
-pytestmark = pytest.mark.anyio
-
 
 class SlowVerifier:
     """Verifies nothing until it is released, then rejects the first batch. Replaces `proofs.verify_each`."""

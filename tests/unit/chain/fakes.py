@@ -19,7 +19,9 @@ import httpx
 
 from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.rest_client import ChainClient
 from helper.chain.round_registry import RoundRegistry
+from helper.chain.rpc_client import RpcClient
 from helper.errors import StoreError
 from helper.store import messages
 from helper.store.blocks import set_meta
@@ -40,6 +42,7 @@ ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea57
 VOTE_END = 1795268195
 CHAIN_ID = "svote-1"
 EVERY_BLOCK = Ledger(1, 1000)
+START = 1_795_268_000.0
 
 
 def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
@@ -61,6 +64,19 @@ def recorded_round(status: int) -> dict[str, Any]:
 
 def json_response(status: int, value: object) -> httpx.Response:
     return httpx.Response(status, content=json.dumps(value).encode(), headers={"content-type": "application/json"})
+
+
+def create_client(reply: Callable[[httpx.Request], Any] | httpx.Response, **settings: Any) -> ChainClient:
+    """Create a client of a node that answers every request so. `settings` are those of the client."""
+    return ChainClient("http://node", transport=create_transport(reply), **settings)
+
+
+def create_rpc_client(reply: Callable[[httpx.Request], Any] | httpx.Response) -> RpcClient:
+    return RpcClient("http://node", transport=create_transport(reply))
+
+
+def create_transport(reply: Callable[[httpx.Request], Any] | httpx.Response) -> httpx.MockTransport:
+    return httpx.MockTransport((lambda _: reply) if isinstance(reply, httpx.Response) else reply)
 
 
 def format_timestamp(time: float) -> str:
@@ -209,6 +225,20 @@ class FakeNetwork(httpx.AsyncBaseTransport):
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
         return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+
+
+def create_network(*names: str, now: float = START, **settings: Any) -> tuple[FakeClock, FakeNetwork, NodePool]:
+    """Nodes with these names, and a pool of them. `settings` are those of the pool."""
+    clock = FakeClock(now)
+    network = FakeNetwork(**{name: FakeNode(clock) for name in names})
+    return clock, network, network.create_node_pool(clock, **settings)
+
+
+async def probe_network(*names: str, **settings: Any) -> tuple[FakeClock, FakeNetwork, NodePool]:
+    """The same, after the first probe of the nodes."""
+    created = create_network(*names, **settings)
+    await created[2].probe_all()
+    return created
 
 
 def record_block(registry: RoundRegistry, time: float, ledger: Ledger = EVERY_BLOCK) -> None:

@@ -21,7 +21,7 @@ from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from helper.store import rounds
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
-from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
+from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf, sync_tree
 
 ROOT = b64decode(read_recorded("tree, latest")["response"]["tree"]["root"])
 OTHER_ROUND = bytes([1]) * 32
@@ -66,17 +66,12 @@ async def test_tree_sync_matches_recorded_tree() -> None:
 
 
 async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
-    env, chain = TreeEnvironment(), FakeTree()
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree()
     first = env.trees.anchor(ROUND_ID)
     assert first is not None
     path = await env.trees.path(ROUND_ID, 1, first)
     chain.append(70, 3)
-    chain.append(90, 4, 5)
-    chain.publish_to(*env.nodes)
+    chain.grow_on(env.nodes, 90, 4, 5)
     before = len(env.nodes[0].requests)
     await env.trees.sync(100)
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
@@ -96,14 +91,12 @@ async def test_root_that_nodes_report_again_is_not_computed_again(monkeypatch: p
         computed.append(function.__name__)
         return await run_sync(function, *args)
 
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
+    chain.grow_on(env.nodes, 60, 1, 2)
     await env.start()
     monkeypatch.setattr(anyio.to_thread, "run_sync", record)
     for appended, expected in (((), ["append", "root"]), ((), []), ((3,), ["append", "root"])):
         if appended:
-            chain.append(70, *appended)
-            chain.publish_to(*env.nodes)
+            chain.grow_on(env.nodes, 70, *appended)
         computed.clear()
         await env.trees.sync(100)
         assert computed == expected
@@ -112,10 +105,8 @@ async def test_root_that_nodes_report_again_is_not_computed_again(monkeypatch: p
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     env, chain = TreeEnvironment(), FakeTree()
     for height in range(60, 70):
-        chain.append(height, *range(height * 1000, height * 1000 + 300))
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+        chain.grow_on(env.nodes, height, *range(height * 1000, height * 1000 + 300))
+    await env.start_synced()
     assert len(await env.store.load_subtrees(ROUND_ID)) == 2 * 1023 * 32
     trees = await env.recreate_trees()
     assert trees.anchor(ROUND_ID) is None
@@ -130,11 +121,9 @@ async def test_tree_restored_after_restart_is_verified_before_use() -> None:
 
 @pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
 async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
-    env, chain = TreeEnvironment(), FakeTree()
-    chain.append(60, *range(1, 1101))
+    env, chain = TreeEnvironment(), FakeTree((60, *range(1, 1101)))
     chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     leaves, _ = await env.store.load_leaves(ROUND_ID)
     nodes = await env.store.load_subtrees(ROUND_ID)
     statement, value = {
@@ -175,15 +164,10 @@ CORRUPTIONS = ["root", "missing", "order", "encoding", "leaf", "size"]
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None:
-    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree("liar", "honest")
     first = env.trees.anchor(ROUND_ID)
     for height in (70, 80, 90):
-        chain.append(height, height)
-    chain.publish_to(*env.nodes)
+        chain.grow_on(env.nodes, height, height)
     corrupt_node(env.nodes[0], kind)
     with capture_logs() as logs:
         await env.sync_with_first(0)
@@ -196,15 +180,10 @@ async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
 async def test_tree_sync_with_only_faulty_node_changes_nothing(kind: str) -> None:
-    env, chain = TreeEnvironment(), FakeTree()
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree()
     first, stored = env.trees.anchor(ROUND_ID), await env.store.load_leaves(ROUND_ID)
     for height in (70, 80, 90):
-        chain.append(height, height)
-    chain.publish_to(*env.nodes)
+        chain.grow_on(env.nodes, height, height)
     corrupt_node(env.nodes[0], kind)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(100)
@@ -219,12 +198,8 @@ async def test_tree_sync_with_only_faulty_node_changes_nothing(kind: str) -> Non
 
 
 async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
-    env, chain, other = TreeEnvironment(), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    other.append(60, 7, 8)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree()
+    other = FakeTree((60, 7, 8))
     other.publish_to(*env.nodes)
     for reason in (None, PauseCause.ROUND_TREE_CONTRADICTED.reason()):
         with pytest.raises(ChainUnavailable):
@@ -243,13 +218,8 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
 
 
 async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
-    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    other.append(60, 7, 8)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
-    other.publish_to(env.nodes[0])
+    env, _ = await sync_tree("a", "b")
+    FakeTree((60, 7, 8)).publish_to(env.nodes[0])
     for head in (101, 102, 103):
         await env.trees.sync(head)
         env.clock.advance(3)
@@ -258,12 +228,8 @@ async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 async def test_leaf_that_one_node_invents_is_never_stored(hosts: tuple[str, ...]) -> None:
-    env, chain, false = TreeEnvironment(*hosts), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    false.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree(*hosts)
+    false = FakeTree((60, 1, 2))
     false.append(70, *range(100, 150))
     liar = env.nodes[hosts.index("liar")]
     for height, number in ((80, 3), (90, 4)):
@@ -319,12 +285,9 @@ def leaves_of(chain: FakeTree, size: int) -> bytes:
 
 
 async def test_false_stored_tree_is_replaced_although_it_is_larger() -> None:
-    env, chain, false = TreeEnvironment(), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    false.append(60, *range(100, 150))
+    env, chain, false = TreeEnvironment(), FakeTree((60, 1, 2)), FakeTree((60, *range(100, 150)))
     false.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     chain.publish_to(*env.nodes)
     trees = await env.recreate_trees()
     await trees.sync(100)
@@ -333,15 +296,10 @@ async def test_false_stored_tree_is_replaced_although_it_is_larger() -> None:
 
 
 async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
-    env, chain = TreeEnvironment("ahead", "behind"), FakeTree()
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree("ahead", "behind")
     for height, number in ((70, 3), (80, 4), (90, 5)):
         chain.publish_to(env.nodes[1])
-        chain.append(height, number)
-        chain.publish_to(env.nodes[0])
+        chain.grow_on(env.nodes[:1], height, number)
         await env.sync_with_first(0)
         assert env.trees.anchor(ROUND_ID) == Anchor(height, len(chain.tree), chain.tree.root())
         assert env.trees.leaf(ROUND_ID, len(chain.tree) - 2) == encode_leaf(number - 1)
@@ -362,34 +320,26 @@ async def test_node_that_hides_leaves_keeps_them_from_no_wallet(hosts: tuple[str
     env, chain = TreeEnvironment(*hosts), FakeTree()
     liar = hosts.index("liar")
     honest = [node for number, node in enumerate(env.nodes) if number != liar]
-    chain.append(60, 1)
-    chain.publish_to(*env.nodes)
+    chain.grow_on(env.nodes, 60, 1)
     if not has_tree:
         env.nodes[liar].tree, env.nodes[liar].roots, env.nodes[liar].height = {}, {}, 50
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     for height, number in ((65, 2), (70, 3)):
-        chain.append(height, number)
-        chain.publish_to(*honest)
+        chain.grow_on(honest, height, number)
         for _ in range(3):  # after the two syncs of a block, and the first one of the next
             await env.trees.sync(100)
         anchor = Anchor(height, number, chain.tree.root())
         assert env.trees.find_anchor(ROUND_ID, number - 1, partial(encode_leaf, number)) == anchor
         assert (env.trees.leaf(ROUND_ID, number - 1) is None) is (len(hosts) == 2)
     if len(hosts) > 2:
-        chain.append(75, 4)
-        chain.publish_to(*honest)
+        chain.grow_on(honest, 75, 4)
         await env.sync_with_first(liar)
         assert env.trees.size(ROUND_ID) == 4, "it is behind what is agreed, so the next node is asked at once"
 
 
 async def test_root_that_was_agreed_before_a_restart_is_agreed_although_nodes_differ_since() -> None:
-    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    other.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree("a", "b")
+    other = FakeTree((60, 1, 2))
     agreed = Anchor(60, 2, chain.tree.root())
     chain.append(70, 3)
     other.append(70, 7, 8)
@@ -405,12 +355,8 @@ async def test_root_that_was_agreed_before_a_restart_is_agreed_although_nodes_di
 
 
 async def test_root_of_a_fork_is_an_anchor_while_stored_leaves_are_not_confirmed() -> None:
-    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    other.append(60, 7, 8)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, _ = await sync_tree("a", "b")
+    other = FakeTree((60, 7, 8))
     other.publish_to(env.nodes[0])
     env.network.nodes.pop("b")
     trees = await env.recreate_trees()
@@ -419,14 +365,9 @@ async def test_root_of_a_fork_is_an_anchor_while_stored_leaves_are_not_confirmed
 
 
 async def test_leaves_of_the_only_responding_node_are_used_and_stored_once_agreed() -> None:
-    env, chain = TreeEnvironment("a", "b"), FakeTree()
-    chain.append(60, 1, 2)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
+    env, chain = await sync_tree("a", "b")
     silent = env.network.nodes.pop("b")
-    chain.append(80, 3)
-    chain.publish_to(*env.nodes)
+    chain.grow_on(env.nodes, 80, 3)
     await env.endpoints.probe_all()
     await env.trees.sync(100)
     assert env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3)) == Anchor(80, 3, chain.tree.root())
@@ -445,16 +386,14 @@ async def test_anchors_in_memory_are_limited() -> None:
     env, chain = TreeEnvironment(), FakeTree()
     await env.start()
     for height in range(101, 101 + 2 * MAX_ANCHORS):
-        chain.append(height, height)
-        chain.publish_to(*env.nodes)
+        chain.grow_on(env.nodes, height, height)
         await env.trees.sync(height)
     known = [height for height in range(101, height + 1) if env.trees.anchor_at(ROUND_ID, height) is not None]
     assert known == list(range(height - MAX_ANCHORS + 1, height + 1))
 
 
 async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
-    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
-    chain.append(60, 1, 2)
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree((60, 1, 2))
     chain.publish_to(*env.nodes)
     await env.start()
     env.nodes[0].tree = env.nodes[0].tree | {"height": 2**40}
@@ -464,25 +403,18 @@ async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
 
 
 async def test_tree_sync_rejects_other_root_at_known_height() -> None:
-    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
-    chain.append(60, 1, 2)
-    other.append(60, 7, 8)
-    chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(100)
-    other.publish_to(env.nodes[0])
+    env, _ = await sync_tree("a", "b")
+    FakeTree((60, 7, 8)).publish_to(env.nodes[0])
     await env.sync_with_first(0)
     assert env.nodes_in_backoff() == ["a:1317"]
     assert "belongs to another tree" in str(env.endpoints.unusable_reasons()["a:1317"])
 
 
 async def test_tree_sync_accepts_lagging_node() -> None:
-    env, chain = TreeEnvironment("ahead", "behind"), FakeTree()
-    chain.append(60, 1, 2)
+    env, chain = TreeEnvironment("ahead", "behind"), FakeTree((60, 1, 2))
     chain.publish_to(*env.nodes)
     await env.start()
-    chain.append(100, 3)
-    chain.publish_to(env.nodes[0])
+    chain.grow_on(env.nodes[:1], 100, 3)
     await env.trees.sync(100)
     del env.network.nodes["ahead"]
     await env.endpoints.probe_all()
@@ -493,8 +425,7 @@ async def test_tree_sync_accepts_lagging_node() -> None:
 
 async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
     env = TreeEnvironment()
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     env.nodes[0].tree = {}
     with pytest.raises(ChainUnavailable, match="has no leaves at a height where it had them"):
         await env.trees.sync(100)
@@ -517,12 +448,10 @@ async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> Non
     env, chain = TreeEnvironment(), FakeTree()
     await env.start()
     for height, number in ((60, 1), (70, 2), (80, 3)):
-        chain.append(height, number)
-        chain.publish_to(*env.nodes)
+        chain.grow_on(env.nodes, height, number)
         await env.trees.sync(100)
     env.store.conn.execute("DELETE FROM tree_leaves WHERE start_index > 0")
-    chain.append(90, 4)
-    chain.publish_to(*env.nodes)
+    chain.grow_on(env.nodes, 90, 4)
 
     await env.trees.sync(101)
 
@@ -535,8 +464,7 @@ async def test_tree_sync_stores_leaves_again_that_the_database_has_lost() -> Non
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
     env = TreeEnvironment()
     env.nodes[0].tree = {}
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     assert (env.trees.size(ROUND_ID), env.trees.anchor(ROUND_ID)) == (0, None)
     assert env.trees.leaf(b"\x11" * 32, 0) is None
 
@@ -568,8 +496,7 @@ async def test_tree_sync_reads_trees_concurrently_within_limit() -> None:
 async def test_tree_sync_ignores_inactive_rounds() -> None:
     env = TreeEnvironment()
     env.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     assert not any("commitment-tree" in path for path in env.nodes[0].requests)
 
 
@@ -648,8 +575,7 @@ async def test_wait_for_news_ends_with_a_sync_already_begun() -> None:
 
 async def test_tree_stays_until_its_round_is_purged() -> None:
     env = TreeEnvironment()
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     vote = env.trees.leaf(ROUND_ID, 2)
     env.nodes[0].rounds = [recorded_round(1) | {"status": 3}]
     await env.rounds.sync(100)
@@ -665,8 +591,7 @@ async def test_tree_stays_until_its_round_is_purged() -> None:
 
 async def test_tree_loaded_from_store_is_not_verified() -> None:
     env = TreeEnvironment()
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     vote = env.trees.leaf(ROUND_ID, 2)
     trees = await env.recreate_trees()
     assert (trees.leaf(ROUND_ID, 2), trees.stored_leaf(ROUND_ID, 2)) == (None, vote)
@@ -725,8 +650,7 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
 async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
     env = TreeEnvironment()
     env.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER_ROUND).decode()})
-    await env.start()
-    await env.trees.sync(100)
+    await env.start_synced()
     load = env.store.load_leaves
 
     async def fails(round_id: bytes) -> tuple[bytes, int]:

@@ -22,14 +22,13 @@ from helper.store.blocks import begin_rescan
 from helper.store.ledger import BlockRange, Ledger, Rescan, count_heights, find_unread
 from helper.store.models import PreparedReveal, SentReveal
 from helper.store.transaction import Transaction
-from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import (
     CHAIN_ID,
     ROUND_ID,
     VOTE_END,
     ChainStore,
-    FakeNetwork,
     FakeNode,
+    create_network,
     json_response,
     recorded_round,
 )
@@ -51,13 +50,20 @@ class Environment:
     """A block follower with one node."""
 
     def __init__(self, *, rpc: bool, height: int = 100, cursor: int | None = None) -> None:
-        self.clock = FakeClock()
-        self.node = FakeNode(self.clock, height=height)
-        self.network = FakeNetwork(node=self.node)
-        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
+        self.clock, self.network, _ = create_network("node")
+        self.node = self.network.nodes["node"]
+        self.node.height = height
         self.store = ChainStore(self.clock, None if cursor is None else Ledger(1, cursor))
+        self.configure_nodes(rpc=rpc)
+
+    def configure_nodes(self, *others: str, rpc: bool) -> list[FakeNode]:
+        """Start a process with one node, and with others of the same height."""
+        added = [FakeNode(self.clock, height=self.node.height) for _ in others]
+        self.network.nodes |= dict(zip(others, added, strict=True))
+        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
         self.rounds = RoundRegistry(self.store, self.endpoints)
-        self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
+        self.restart()
+        return added
 
     def restart(self, **callbacks: Any) -> None:
         """Create the follower of a restarted process."""
@@ -70,10 +76,13 @@ class Environment:
         await self.endpoints.probe_all()
         await self.rounds.sync()
 
-    async def follow(self) -> None:
+    async def read_new(self) -> None:
         await self.endpoints.probe_all()
         while await self.follower.read_new():
             pass
+
+    async def follow(self) -> None:
+        await self.read_new()
         while await self.follower.read_gaps():
             pass
 
@@ -212,8 +221,7 @@ async def test_follower_uses_rest_when_rpc_response_is_invalid() -> None:
 async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=99)
     env.clock.advance(VOTE_END + 1 - env.clock.now())
-    await env.endpoints.probe_all()
-    await env.rounds.sync()
+    await env.sync_rounds()
     env.node.rounds = [recorded_round(3)]
     await env.rounds.sync()
     assert not await env.rounds.is_closed(ROUND_ID)
@@ -224,8 +232,7 @@ async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None
 async def test_follower_without_open_rounds_starts_at_head() -> None:
     env = Environment(rpc=False, height=5000)
     env.node.rounds = []
-    await env.endpoints.probe_all()
-    await env.rounds.sync()
+    await env.sync_rounds()
     await env.follow()
     assert (env.follower.height, env.follower.gap_count) == (5000, 0)
 
@@ -242,8 +249,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     env.node.lowest_height = 995
     env.add_reveal(997, 3)
     env.store.add_share(3, reveal(3).nullifier)
-    await env.endpoints.probe_all()
-    await env.rounds.sync()
+    await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
     first = 101 if cursor else recorded_round(1)["created_at_height"]
@@ -258,11 +264,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
 async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.lowest_height = 900
-    archive = FakeNode(env.clock, height=1000)
-    env.network.nodes["archive"] = archive
-    env.endpoints = env.network.create_node_pool(env.clock, chain_id=CHAIN_ID)
-    env.rounds = RoundRegistry(env.store, env.endpoints)
-    env.restart()
+    (archive,) = env.configure_nodes("archive", rpc=False)
     del env.network.nodes["archive"]
     await env.sync_rounds()
     with capture_logs() as logs:
@@ -310,9 +312,7 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
     env.add_reveal(29_995, 1)
     env.add_reveal(29_900, 2)
     env.add_reveal(101, 3)
-    await env.endpoints.probe_all()
-    while await env.follower.read_new():
-        pass
+    await env.read_new()
     assert (env.follower.height, env.follower.is_caught_up) == (30_000, True)
     assert env.spent == [1]
     assert env.follower.gap_count == 29_892
@@ -326,16 +326,12 @@ async def test_history_resumes_after_restart_with_second_gap() -> None:
     env = Environment(rpc=False, height=400, cursor=100)
     env.add_reveal(150, 1)
     env.add_reveal(450, 2)
-    await env.endpoints.probe_all()
-    while await env.follower.read_new():
-        pass
+    await env.read_new()
     await env.follower.read_gaps()
     env.node.height = 600
     env.clock.advance(1000)
     env.restart()
-    await env.endpoints.probe_all()
-    while await env.follower.read_new():
-        pass
+    await env.read_new()
     assert env.unread == [(101, 384), (401, 592)]
     await env.follow()
     assert env.spent == [1, 2]
@@ -568,10 +564,8 @@ async def test_head_reached_is_reported_when_no_block_was_missed() -> None:
 
 async def test_follower_false_head_of_one_node_does_not_move_cursor() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
-    env.network.nodes["other"] = FakeNode(env.clock, height=200)
-    env.endpoints = env.network.create_node_pool(env.clock, chain_id=CHAIN_ID)
-    env.rounds = RoundRegistry(env.store, env.endpoints)
-    env.restart()
+    (other,) = env.configure_nodes("other", rpc=False)
+    other.height = 200
     await env.sync_rounds()
     await env.follow()
     assert env.follower.height == 100
@@ -614,12 +608,18 @@ class NodePairEnvironment(Environment):
 
     def __init__(self, *others: str, rpc: bool, height: int = 100, cursor: int = 98) -> None:
         super().__init__(rpc=rpc, height=height, cursor=cursor)
-        self.others = [FakeNode(self.clock, height=height) for _ in others or ("other",)]
-        self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
-        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc, chain_id=CHAIN_ID)
-        self.rounds = RoundRegistry(self.store, self.endpoints)
+        self.others = self.configure_nodes(*others or ("other",), rpc=rpc)
+        self.nodes = (self.node, *self.others)
         self.store.add_share(1, reveal(1).nullifier)
-        self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.store.unconfirmed == []
+
+    def add_to_others(self, height: int, number: int) -> None:
+        """Add a reveal to a block of the other nodes."""
+        for node in self.others:
+            node.add_transaction(height, reveal(number).to_tx(), reveal_result(number))
 
     async def follow_for(self, seconds: int) -> None:
         """Follow for this many seconds, ignoring errors."""
@@ -634,14 +634,14 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     env.add_reveal(99, 1)
     with capture_logs() as logs:
         await env.follow_for(3 * WAIT_SECONDS)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.store.spent == set()
     assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are read"
-    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
+    env.add_to_others(99, 1)
     await env.follow_for(3 * WAIT_SECONDS // 4)
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
     assert env.follower.disputed_height is None
 
 
@@ -649,9 +649,9 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
 async def test_reveal_reported_by_two_nodes_is_confirmed_immediately(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
     env.add_reveal(99, 1)
-    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
+    env.add_to_others(99, 1)
     await env.follow()
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
     blocks = [path for path in env.others[0].requests if "block_results" in path or path.endswith(("/99", "/100"))]
     assert len(blocks) == 2, "one request for each block, also for an empty one"
     assert reveal(1).nullifier.hex() not in " ".join(env.others[0].requests)
@@ -661,11 +661,10 @@ async def test_reveal_reported_by_two_nodes_is_confirmed_immediately(rpc: bool) 
 async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) -> None:
     env = NodePairEnvironment("second", "third", rpc=rpc)
     env.add_reveal(99, 1)
-    for node in env.others:
-        node.add_transaction(99, reveal(2).to_tx(), reveal_result(2))
+    env.add_to_others(99, 2)
     await env.follow()
     assert env.spent == [2]
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.follower.disputed_height is None
 
 
@@ -686,15 +685,14 @@ async def test_disputed_block_keeps_only_rounds_open_that_had_not_ended(
     rpc: bool, disputed: int, is_closed: bool
 ) -> None:
     env = NodePairEnvironment(rpc=rpc)
-    nodes = (env.node, *env.others)
     env.add_reveal(disputed, 1)
     env.clock.advance(VOTE_END - env.clock.now())
     await env.sync_rounds()
-    for node in nodes:
+    for node in env.nodes:
         node.rounds = [recorded_round(3)]
     await env.rounds.sync()
     await env.follow()
-    for node in nodes:
+    for node in env.nodes:
         node.height += 5
     env.clock.advance(25)
     await env.follow()
@@ -710,12 +708,12 @@ async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) 
     del env.network.nodes["other"]
     env.add_reveal(99, 1)
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.follower.stalled_height is None
     env.network.nodes["other"] = env.others[0]
-    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
+    env.add_to_others(99, 1)
     await env.follow()
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
     assert env.unread == []
 
 
@@ -725,15 +723,16 @@ async def test_block_invented_above_the_chain_confirms_nothing(rpc: bool, count:
     env = NodePairEnvironment(*["second", "third"][:count], rpc=rpc)
     env.node.height = 185
     env.add_reveal(150, 1)
-    add_to_all(env, 120, 2)
+    env.add_reveal(120, 2)
+    env.add_to_others(120, 2)
     for _ in range(5):
         await env.follow_for(WAIT_SECONDS)
-        for node in (env.node, *env.others):
+        for node in env.nodes:
             node.height += 5
     for node in env.others:
         node.height = 160
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.spent == [2], "the blocks of the chain are read, and none is skipped"
 
 
@@ -742,37 +741,30 @@ async def test_block_waits_for_second_node_that_returns_errors() -> None:
     env.add_reveal(99, 1)
     env.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
     await env.follow_for(2 * WAIT_SECONDS)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     env.others[0].faults.clear()
     await env.follow_for(WAIT_SECONDS)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.follower.disputed_height == 99
-
-
-def add_to_all(env: NodePairEnvironment, height: int, number: int) -> None:
-    """Add a reveal to a block of all nodes."""
-    env.add_reveal(height, number)
-    for node in env.others:
-        node.add_transaction(height, reveal(number).to_tx(), reveal_result(number))
 
 
 @both_transports
 async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc, cursor=80)
-    env.others[0].add_transaction(95, reveal(1).to_tx(), reveal_result(1))
+    env.add_to_others(95, 1)
     await env.follow()
-    assert env.store.unconfirmed != [], "the first node served an empty block"
+    assert not env.is_confirmed, "the first node served an empty block"
     assert env.follower.disputed_height == 95, "an empty block is compared too"
 
     await env.store.run(begin_rescan, 90)
     await env.follow_for(3)
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     assert env.unread == [(95, 95)], "a disputed block stops no other"
 
     env.add_reveal(95, 1)
     with capture_logs() as logs:
         await env.follow_for(5)
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
     assert env.follower.disputed_height is None
     assert [log["height"] for log in logs if log["event"] == "rescan_finished"] == [100]
 
@@ -780,13 +772,14 @@ async def test_rescan_finds_reveals_of_blocks_that_a_node_served_empty(rpc: bool
 @both_transports
 async def test_rescan_of_pruned_blocks_reports_them_and_reads_the_others(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
-    add_to_all(env, 90, 1)
+    env.add_reveal(90, 1)
+    env.add_to_others(90, 1)
     await env.follow()
     for node, lowest in ((env.node, 80), (env.others[0], 70)):
         node.lowest_height = lowest
     await env.store.run(begin_rescan, 60)
     await env.follow_for(3)
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
     assert env.rescan == Rescan(60, 100, added=1, confirmed=1, pruned=((60, 69),))
     assert env.unread == [(70, 79)], "only one node has them"
     assert env.follower.stalled_height is None
@@ -815,18 +808,18 @@ async def test_rescan_waits_for_a_second_copy_of_an_empty_block(response: httpx.
 @both_transports
 async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc, height=1000, cursor=100)
-    for node in (env.node, *env.others):
+    for node in env.nodes:
         node.lowest_height = 995
     env.store.add_sent(sent_reveal(1))
     env.add_reveal(500, 1)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
     await env.sync_rounds()
     await env.follow()
-    assert env.store.unconfirmed != []
+    assert not env.is_confirmed
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
-    env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
+    env.add_to_others(500, 1)
     await env.follower._sent_reveal_check.confirm(lambda _: True, must_respond=True)
-    assert env.store.unconfirmed == []
+    assert env.is_confirmed
 
 
 @both_transports

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -14,19 +13,12 @@ import pytest
 from helper.chain import node_http
 from helper.chain.broadcast_outcome import Verdict, classify_response
 from helper.chain.node_http import BLOCK_LIMIT_BYTES
-from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import is_counted
-from helper.chain.rpc_client import RpcClient
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse
-from tests.unit.chain.fakes import ROUND_ID, json_response
+from tests.unit.chain.fakes import ROUND_ID, create_client, create_rpc_client, json_response
 from tests.unit.chain.test_node_http import MESSAGE
 
 MEBIBYTE = 1 << 20
-
-
-def create_client(reply: Callable[[httpx.Request], httpx.Response] | httpx.Response) -> ChainClient:
-    handle = (lambda _: reply) if isinstance(reply, httpx.Response) else reply
-    return ChainClient("http://node", transport=httpx.MockTransport(handle))
 
 
 @pytest.mark.rule("N14")
@@ -94,7 +86,7 @@ async def test_reveal_gets_a_minute_and_other_calls_do_not(monkeypatch: pytest.M
         await anyio.sleep(0.1)
         return json_response(200, {"tx_hash": MESSAGE.tx_hash().hex(), "code": 0, "syncing": False})
 
-    client = ChainClient("http://node", transport=httpx.MockTransport(reply), timeout=0.05)
+    client = create_client(reply, timeout=0.05)
     with pytest.raises(ChainUnavailable, match=r"no response within 0.05 s"):
         await client.is_syncing()
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.ACCEPTED
@@ -197,7 +189,7 @@ async def test_reveal_for_a_pool_spends_its_nullifier(names: tuple[str, str]) ->
     txs = [{"code": 0, "events": [pool_event(**values)]}, {"code": 0, "events": [reveal]}]
     txs.append({"code": 1, "events": [pool_event(**values)]})
     results = {"result": {"height": "5", "txs_results": txs}}
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, results)))
+    rpc = create_rpc_client(json_response(200, results))
     block = await rpc.block_results(5)
     assert block is not None
     assert block == [(ROUND_ID, b"\xab" * 32), (ROUND_ID, b"\xcd" * 32)]
@@ -207,7 +199,7 @@ async def test_reveal_for_a_pool_spends_its_nullifier(names: tuple[str, str]) ->
 @pytest.mark.parametrize("values", [{}, {"round": "\ufffd", "share_nf": "ab" * 32}, {"round": ROUND_ID.hex()}])
 async def test_unknown_form_of_a_pool_reveal_does_not_stop_the_follower(values: dict[str, str]) -> None:
     results = {"result": {"height": "5", "txs_results": [{"code": 0, "events": [pool_event(**values)]}]}}
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, results)))
+    rpc = create_rpc_client(json_response(200, results))
     block = await rpc.block_results(5)
     assert block is not None
     assert block == []

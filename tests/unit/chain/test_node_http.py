@@ -29,6 +29,7 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable, ConfigError
 from tests.support.servers import serve_connections
+from tests.unit.chain.fakes import create_client, create_transport
 
 MESSAGE = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
 
@@ -62,7 +63,7 @@ class Tarpit(httpx.AsyncBaseTransport):
 )
 @pytest.mark.rule("R11")
 async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
-    outcome = await ChainClient("http://node", transport=httpx.MockTransport(failing_handler(error))).broadcast(MESSAGE)
+    outcome = await create_client(failing_handler(error)).broadcast(MESSAGE)
     assert outcome.verdict is verdict
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
 
@@ -151,7 +152,7 @@ async def test_recent_times_of_one_kind_do_not_limit_another(monkeypatch: pytest
 
 
 async def test_wait_for_response_to_send_follows_recent_sends() -> None:
-    client = ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
+    client = create_client(httpx.Response(503))
     for _ in range(node_http.MIN_RESPONSES):
         assert client.response_wait == node_http.RESPONSE_WAIT_SECONDS == 3
         await client.broadcast(MESSAGE)
@@ -197,7 +198,7 @@ async def test_broadcast_is_never_retried() -> None:
         requests.append(request)
         raise httpx.ReadError("the reused connection was dead")
 
-    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    client = create_client(handle)
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
     assert len(requests) == 1
 
@@ -211,10 +212,10 @@ async def test_get_on_dead_connection_is_retried_once() -> None:
             raise httpx.RemoteProtocolError("server disconnected")
         return httpx.Response(200, content=b'{"syncing":false}')
 
-    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    client = create_client(handle)
     assert await client.is_syncing() is False
     assert len(attempts) == 2
-    dead = ChainClient("http://node", transport=httpx.MockTransport(failing_handler(httpx.ReadError("reset"))))
+    dead = create_client(failing_handler(httpx.ReadError("reset")))
     with pytest.raises(ChainUnavailable, match="connection failed"):
         await dead.is_syncing()
 
@@ -226,7 +227,7 @@ async def test_node_http_does_not_follow_redirects() -> None:
         hosts.append(request.url.host)
         return httpx.Response(307, headers={"location": "http://elsewhere/"})
 
-    client = ChainClient("http://node", transport=httpx.MockTransport(handle))
+    client = create_client(handle)
     with pytest.raises(ChainResponseError, match="HTTP 307"):
         await client.is_syncing()
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.UNAVAILABLE
@@ -272,7 +273,7 @@ async def longest_run_without_yield(body: ChunkedStream, read: Callable[[NodeHtt
             longest, previous = max(longest, body.served - previous), body.served
             await anyio.sleep(0)
 
-    http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
+    http = NodeHttp("http://node", transport=create_transport(httpx.Response(200, stream=body)))
     async with anyio.create_task_group() as group:
         group.start_soon(count_turns)
         await anyio.sleep(0)
@@ -307,13 +308,13 @@ async def test_node_http_refuses_response_in_too_many_small_pieces(
 ) -> None:
     body = ChunkedStream(500_000, 1)
     with pytest.raises(ChainResponseError, match="too many small chunks"):
-        await read(NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body))))
+        await read(NodeHttp("http://node", transport=create_transport(httpx.Response(200, stream=body))))
     assert body.served < 5000
 
 
 async def test_node_http_accepts_many_pieces_of_ordinary_size() -> None:
     body = ChunkedStream(20_000, 400)
-    http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
+    http = NodeHttp("http://node", transport=create_transport(httpx.Response(200, stream=body)))
     assert len((await http.get("/rounds", limit=STREAM_LIMIT_BYTES)).body) == 8_000_000
 
 

@@ -21,7 +21,7 @@ from helper.chain.rest_client import ChainClient
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS, wait_for_length
-from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded
+from tests.unit.chain.fakes import FakeNetwork, FakeNode, create_network, json_response, probe_network, read_recorded
 
 
 def node_names(endpoints: NodePool) -> list[str]:
@@ -29,8 +29,8 @@ def node_names(endpoints: NodePool) -> list[str]:
 
 
 async def test_fresh_lists_nodes_in_configured_order() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock, height=465)).create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["b"].height = 465
     assert not endpoints.has_usable_node
     assert endpoints.head is None
     with capture_logs() as logs:
@@ -68,10 +68,7 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
     ],
 )
 async def test_node_not_fresh_is_logged_with_reason(change: dict[str, Any], reason: str) -> None:
-    clock = FakeClock()
-    network = FakeNetwork(good=FakeNode(clock), bad=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=0.05)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("good", "bad", timeout=0.05)
     assert node_names(endpoints) == ["good:1317", "bad:1317"]
     for key, value in change.items():
         setattr(network.nodes["bad"], key, value)
@@ -86,10 +83,7 @@ async def test_node_not_fresh_is_logged_with_reason(change: dict[str, Any], reas
 
 async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.chain.node_http.SLOW_CALL_SECONDS", 0.01)
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=0.2)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a", "b", timeout=0.2)
     network.nodes["a"].hangs = True
     async with anyio.create_task_group() as group:
         group.start_soon(endpoints.probe_all)
@@ -103,9 +97,7 @@ async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_unreachable_node_is_reported() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(good=FakeNode(clock), gone=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, chain_id="svote-1")
+    _, network, endpoints = create_network("good", "gone", chain_id="svote-1")
     del network.nodes["gone"]
     await endpoints.probe_all()
     assert node_names(endpoints) == ["good:1317"]
@@ -113,9 +105,7 @@ async def test_unreachable_node_is_reported() -> None:
 
 
 async def test_node_becomes_stale_without_probe() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock)).create_node_pool(clock)
-    await endpoints.probe_all()
+    clock, _, endpoints = await probe_network("a")
     clock.advance(90)
     assert endpoints.has_usable_node
     clock.advance(1)
@@ -124,10 +114,8 @@ async def test_node_becomes_stale_without_probe() -> None:
 
 
 async def test_reset_node_is_not_fresh_until_caught_up() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock, height=463)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a")
+    node = network.nodes["a"]
     node.height = 460
     await endpoints.probe_all()
     assert endpoints.has_usable_node, "nodes behind one URL may differ by a few blocks"
@@ -163,10 +151,7 @@ async def test_one_false_head_moves_nothing(count: int, blocks: int) -> None:
 
 
 async def test_lone_node_moves_head_but_not_agreed_height() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a", "b")
     silent = network.nodes.pop("b")
     network.nodes["a"].height += 90
     await endpoints.probe_all()
@@ -189,9 +174,8 @@ async def test_chain_id_is_agreed_once_enough_nodes_report_it(count: int, agree:
 
 
 async def test_chain_id_of_lone_false_node_is_replaced() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock, chain_id="other-9"), b=FakeNode(clock), c=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b", "c")
+    network.nodes["a"].chain_id = "other-9"
     honest = {name: network.nodes.pop(name) for name in "bc"}
     seen = []
     for name in ("", "b", "c"):
@@ -202,9 +186,8 @@ async def test_chain_id_of_lone_false_node_is_replaced() -> None:
 
 
 async def test_one_false_height_of_only_node_is_forgotten() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    _, network, endpoints = create_network("a")
+    node = network.nodes["a"]
     for height in (463, 2**60, 464):
         node.height = height
         await endpoints.probe_all()
@@ -213,18 +196,17 @@ async def test_one_false_height_of_only_node_is_forgotten() -> None:
 
 
 async def test_configured_chain_id_is_not_replaced_by_node() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock, chain_id="other-9"), b=FakeNode(clock)).create_node_pool(
-        clock, chain_id="svote-1"
-    )
+    _, network, endpoints = create_network("a", "b", chain_id="svote-1")
+    network.nodes["a"].chain_id = "other-9"
     await endpoints.probe_all()
     assert node_names(endpoints) == ["b:1317"]
 
 
 @pytest.mark.parametrize("age", [200.0, -200.0])
 async def test_clock_is_suspect_when_all_nodes_differ(age: float) -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock, age=age), b=FakeNode(clock, age=age * 2)).create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["a"].age = age
+    network.nodes["b"].age = age * 2
     await endpoints.probe_all()
     assert not endpoints.has_usable_node
     assert endpoints.clock_skew == pytest.approx(age)
@@ -232,8 +214,9 @@ async def test_clock_is_suspect_when_all_nodes_differ(age: float) -> None:
 
 
 async def test_clock_is_not_suspect_when_one_node_differs() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock, age=200), b=FakeNode(clock, age=1)).create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["a"].age = 200
+    network.nodes["b"].age = 1
     assert endpoints.clock_skew is None
     await endpoints.probe_all()
     assert endpoints.clock_skew == pytest.approx(1)
@@ -250,9 +233,8 @@ async def test_clock_is_suspect_when_two_of_three_nodes_differ(step: float, is_s
 
 
 async def test_step_of_wall_clock_hides_no_new_block() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    clock, network, endpoints = create_network("a")
+    node = network.nodes["a"]
     for step in (0.0, 60.0, -60.0):
         await endpoints.probe_all()
         clock.set_wall_clock(step)
@@ -267,10 +249,8 @@ async def test_step_of_wall_clock_hides_no_new_block() -> None:
 
 
 async def test_clock_is_not_suspect_when_chain_halts() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock)
-    await endpoints.probe_all()
+    clock, network, endpoints = await probe_network("a")
+    node = network.nodes["a"]
     clock.advance(600)
     node.age = 600
     await endpoints.probe_all()
@@ -283,10 +263,7 @@ def refuse_connection(request: httpx.Request) -> httpx.Response:
 
 
 async def test_pool_backs_off_unresponsive_node_and_calls_next() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
+    clock, network, endpoints = await probe_network("a", "b")
     network.nodes["a"].faults["rounds"] = refuse_connection
     requests = network.nodes["a"].requests
     with capture_logs() as logs:
@@ -327,10 +304,7 @@ async def test_pool_backs_off_unresponsive_node_and_calls_next() -> None:
     ids=["500", "503", "404", "html", "wrong type", "too long"],
 )
 async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.Response) -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
+    clock, network, endpoints = await probe_network("a", "b")
     network.nodes["a"].faults["rounds"] = lambda _: response
     with capture_logs() as logs:
         for _ in range(3):
@@ -366,9 +340,8 @@ async def get_node_name(endpoint: Endpoint) -> str:
 
 
 async def test_call_without_fresh_node_raises_with_reasons() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock, syncing=True))
-    endpoints = network.create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["b"].syncing = True
     with pytest.raises(ChainUnavailable, match="a:1317: not probed yet"):
         await endpoints.call(lambda client: client.rounds())
     await endpoints.probe_all()
@@ -378,8 +351,8 @@ async def test_call_without_fresh_node_raises_with_reasons() -> None:
 
 
 async def test_call_prefers_nodes_at_min_height() -> None:
-    clock = FakeClock()
-    endpoints = FakeNetwork(a=FakeNode(clock, height=463), b=FakeNode(clock, height=464)).create_node_pool(clock)
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["b"].height = 464
     await endpoints.probe_all()
 
     async def get_name(client: ChainClient) -> str:
@@ -391,10 +364,7 @@ async def test_call_prefers_nodes_at_min_height() -> None:
 
 async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=60.0)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a", "b", timeout=60.0)
     for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
@@ -406,10 +376,7 @@ async def test_call_to_stopped_node_goes_to_next_node_early(monkeypatch: pytest.
 
 async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_http, "MIN_LIMIT_SECONDS", 0.02)
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=60.0)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a", timeout=60.0)
     for _ in range(node_http.MIN_RESPONSES):
         await endpoints.call(lambda client: client.rounds())
     network.nodes["a"].hangs = True
@@ -419,9 +386,8 @@ async def test_only_node_is_not_limited_by_its_recent_times(monkeypatch: pytest.
 
 
 async def test_check_slow_node_does_not_delay_others() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(tarpit=FakeNode(clock, hangs=True), good=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=30.0, chain_id="svote-1")
+    _, network, endpoints = create_network("tarpit", "good", timeout=30.0, chain_id="svote-1")
+    network.nodes["tarpit"].hangs = True
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(endpoints.probe_all)
@@ -432,9 +398,8 @@ async def test_check_slow_node_does_not_delay_others() -> None:
 
 
 async def test_monitor_slow_node_does_not_delay_others() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(tarpit=FakeNode(clock, hangs=True), good=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, timeout=30.0, chain_id="svote-1")
+    clock, network, endpoints = create_network("tarpit", "good", timeout=30.0, chain_id="svote-1")
+    network.nodes["tarpit"].hangs = True
     calls: list[int] = []
     endpoints.subscribe_to_probes(lambda head: calls.append(head.height if head is not None else 0))
     with anyio.fail_after(10):
@@ -450,9 +415,7 @@ async def test_monitor_slow_node_does_not_delay_others() -> None:
 
 
 async def test_subscribers_are_called_on_changes_only() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
+    _, network, endpoints = create_network("a")
     calls: list[bool] = []
     endpoints.subscribe(lambda: calls.append(endpoints.has_usable_node))
     await endpoints.probe_all()
@@ -464,10 +427,7 @@ async def test_subscribers_are_called_on_changes_only() -> None:
 
 
 async def test_node_fails_with_its_second_consecutive_error_response() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a")
     error = httpx.Response(500, json={"message": "internal error"})
     with capture_logs() as logs:
         for _ in range(3):
@@ -487,10 +447,7 @@ async def test_node_fails_with_its_second_consecutive_error_response() -> None:
 
 
 async def test_rpc_health_is_separate() -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock, rpc=True)
-    await endpoints.probe_all()
+    clock, network, endpoints = await probe_network("a", "b", rpc=True)
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
     network.nodes["a"].height += 1
     with capture_logs() as logs:
@@ -508,9 +465,8 @@ async def test_rpc_health_is_separate() -> None:
 
 
 async def test_probe_without_new_block_requests_head_only() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
+    clock, network, endpoints = create_network("a", rpc=True)
+    node = network.nodes["a"]
 
     async def probed_paths() -> list[str]:
         before = len(node.requests)
@@ -545,10 +501,8 @@ async def test_probe_without_new_block_requests_head_only() -> None:
 
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:
-    clock = FakeClock()
-    node = FakeNode(clock)
-    endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
-    await endpoints.probe_all()
+    clock, network, endpoints = await probe_network("a", rpc=True)
+    node = network.nodes["a"]
     assert (endpoints.has_usable_node, len(endpoints.usable_rpc_nodes)) == (True, 1)
     node.faults["/status"] = lambda _: httpx.Response(500)
     node.syncing = True
@@ -603,10 +557,7 @@ BROKEN_NODES = {
 
 @pytest.mark.parametrize(("broken", "raised"), BROKEN_NODES.values(), ids=BROKEN_NODES)
 async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any], raised: type[ChainError]) -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
+    _, network, endpoints = await probe_network("a", "b")
     pool = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
     for node in network.nodes.values():
         for name, value in broken.items():

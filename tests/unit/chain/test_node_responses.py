@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,11 +26,14 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
 from helper.errors import ChainResponseError
-from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded, recorded_round
-
-
-def create_client(status: int, body: bytes) -> ChainClient:
-    return ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(status, content=body)))
+from tests.unit.chain.fakes import (
+    ROUND_ID,
+    create_client,
+    create_rpc_client,
+    json_response,
+    read_recorded,
+    recorded_round,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def create_client(status: int, body: bytes) -> ChainClient:
 )
 async def test_rounds_invalid_response_is_rejected(body: bytes, problem: str) -> None:
     with pytest.raises(ChainResponseError, match=problem):
-        await create_client(200, body).rounds()
+        await create_client(httpx.Response(200, content=body)).rounds()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ async def test_leaves_follows_cursor_and_windows() -> None:
         more = {"next_from_height": first + 400} if first + 400 <= last else {}
         return json_response(200, {"blocks": [block], **more})
 
-    blocks = await ChainClient("http://node", transport=httpx.MockTransport(handle)).leaves(ROUND_ID, 1, 1500)
+    blocks = await create_client(handle).leaves(ROUND_ID, 1, 1500)
     assert ranges == [(1, 1001), (401, 1401), (801, 1500), (1201, 1500)]
     assert [block.start_index for block in blocks] == [0, 1, 2, 3]
 
@@ -179,7 +181,7 @@ async def test_leaves_follows_cursor_and_windows() -> None:
 )
 async def test_leaves_rejects_endless_or_unrequested_pages(page: dict[str, Any], problem: str) -> None:
     with pytest.raises(ChainResponseError, match=problem):
-        await create_client(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
+        await create_client(json_response(200, page)).leaves(ROUND_ID, 10, 99)
 
 
 class FakeLeafBlocks:
@@ -196,7 +198,7 @@ class FakeLeafBlocks:
         return json_response(200, {"blocks": blocks})
 
     def client(self) -> ChainClient:
-        return ChainClient("http://node", transport=httpx.MockTransport(self))
+        return create_client(self)
 
 
 async def test_leaves_halves_span_when_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,13 +287,13 @@ async def test_large_node_response_is_parsed_in_a_thread(question: str, monkeypa
 
 async def test_round_with_other_id_is_rejected() -> None:
     with pytest.raises(ChainResponseError, match="another round"):
-        await create_client(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
+        await create_client(json_response(200, {"round": recorded_round(1)})).round(b"\x22" * 32)
 
 
 @pytest.mark.rule("N15")
 async def test_block_results_invalid_is_rejected() -> None:
     def rpc(value: object, status: int = 200) -> RpcClient:
-        return RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(status, value)))
+        return create_rpc_client(json_response(status, value))
 
     event = {
         "type": "reveal_share",
@@ -321,15 +323,15 @@ async def test_node_text_with_control_characters_is_cleaned_in_results_and_error
         round_id=ROUND_ID,
         anchor_height=1,
     )
-    refused = create_client(422, json.dumps({"code": 9, "log": UNSAFE_TEXTS, "tx_hash": UNSAFE_TEXTS}).encode())
+    refused = create_client(json_response(422, {"code": 9, "log": UNSAFE_TEXTS, "tx_hash": UNSAFE_TEXTS}))
     outcome = await refused.broadcast(message)
     assert outcome.log == "bad [31m gas more"
     assert outcome.tx_hash.isprintable()
     assert parse_tx({"code": 1, "height": 2, "log": UNSAFE_TEXTS}).log.isprintable()
     with pytest.raises(ChainResponseError) as caught:
-        await create_client(500, json.dumps({"error": UNSAFE_TEXTS}).encode()).rounds()
+        await create_client(json_response(500, {"error": UNSAFE_TEXTS})).rounds()
     assert str(caught.value).isprintable()
     node_info = {"default_node_info": {"network": UNSAFE_TEXTS}, "application_version": {"version": UNSAFE_TEXTS}}
-    info = await create_client(200, json.dumps(node_info).encode()).node_info()
+    info = await create_client(json_response(200, node_info)).node_info()
     assert info.chain_id.isprintable()
     assert info.version.isprintable()

@@ -9,14 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain import round_registry
-from helper.chain.chain_data import RoundStatus
-from helper.chain.node_pool import NodePool
+from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from helper.store import rounds
 from helper.store.blocks import apply_blocks
 from helper.store.ledger import Ledger
-from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import (
     CHAIN_ID,
     ROUND_ID,
@@ -24,6 +22,7 @@ from tests.unit.chain.fakes import (
     ChainStore,
     FakeNetwork,
     FakeNode,
+    create_network,
     record_block,
     recorded_round,
 )
@@ -33,16 +32,28 @@ class Environment:
     """A round registry with one or two nodes."""
 
     def __init__(self, *hosts: str, now: float = VOTE_END - 100, **settings: Any) -> None:
-        self.clock = FakeClock(now)
-        self.nodes = {host: FakeNode(self.clock) for host in hosts or ("a",)}
-        self.network = FakeNetwork(**self.nodes)
-        self.endpoints: NodePool = self.network.create_node_pool(self.clock, **settings)
+        self.clock, self.network, self.endpoints = create_network(*hosts or ("a",), now=now, **settings)
+        self.nodes = dict(self.network.nodes)
         self.store = ChainStore(self.clock)
         self.registry = RoundRegistry(self.store, self.endpoints)
 
     def set_rounds(self, *rounds: dict[str, Any]) -> None:
         for node in self.nodes.values():
             node.rounds = list(rounds)
+
+    @property
+    def known(self) -> Round:
+        return known_round(self.registry)
+
+    @property
+    def active(self) -> list[bytes]:
+        return [known.round_id for known in self.registry.active_rounds()]
+
+    async def restore_registry(self) -> RoundRegistry:
+        """Return the registry of another host, or of this one after a restart."""
+        registry = RoundRegistry(self.store, self.endpoints)
+        await registry.restore()
+        return registry
 
     async def sync(self) -> None:
         """Synchronize until each node has been asked first."""
@@ -57,22 +68,57 @@ class Environment:
             node.height += blocks
         await self.endpoints.probe_all()
 
+    async def sync_later(self, blocks: int = 10) -> None:
+        await self.advance_blocks(blocks)
+        await self.sync()
+
+    async def list_rounds(self, *rounds: dict[str, Any]) -> None:
+        """List these rounds on all nodes, and synchronize."""
+        self.set_rounds(*rounds)
+        await self.sync()
+
+    async def list_rounds_later(self, *rounds: dict[str, Any], blocks: int = 10) -> None:
+        self.set_rounds(*rounds)
+        await self.sync_later(blocks)
+
+
+def known_round(registry: RoundRegistry) -> Round:
+    known = registry.get(ROUND_ID)
+    assert known is not None
+    return known
+
+
+async def sync_new(*hosts: str, **settings: Any) -> Environment:
+    """Synchronize for the first time: the recorded round is active."""
+    env = Environment(*hosts, **settings)
+    await env.sync()
+    return env
+
+
+async def sync_active(*hosts: str, **settings: Any) -> Environment:
+    """The same, ten blocks before the next sync."""
+    env = await sync_new(*hosts, **settings)
+    await env.advance_blocks()
+    return env
+
+
+async def sync_ended(status: int = 3) -> Environment:
+    """Synchronize while the round is active, and again after its end."""
+    env = await sync_active(now=VOTE_END + 50)
+    await env.list_rounds(closed_round_json(status))
+    return env
+
 
 async def test_registry_stores_and_restores_rounds() -> None:
     env = Environment()
     assert env.registry.get(ROUND_ID) is None
     assert not env.registry.is_synced
     await env.sync()
-    known = env.registry.get(ROUND_ID)
-    assert known is not None
     assert env.registry.is_synced
-    assert env.registry.active_rounds() == [known]
-    assert known.proposals[1].options == (0, 1)
+    assert env.registry.active_rounds() == [env.known]
+    assert env.known.proposals[1].options == (0, 1)
 
-    after_restart = RoundRegistry(env.store, env.endpoints)
-    await after_restart.restore()
-    again = after_restart.get(ROUND_ID)
-    assert again is not None
+    again = known_round(await env.restore_registry())
     assert (again.status, again.vote_end_time, again.created_at_height) == (RoundStatus.ACTIVE, VOTE_END, 55)
     assert [(p.id, p.options) for p in again.proposals] == [(1, (0, 1)), (2, (0, 1))]
 
@@ -80,11 +126,8 @@ async def test_registry_stores_and_restores_rounds() -> None:
 async def test_registry_status_moves_forward() -> None:
     env = Environment()
     for status in (4, 1, 2, 3):
-        env.set_rounds(recorded_round(1) | {"status": status})
-        await env.sync()
-        known = env.registry.get(ROUND_ID)
-        assert known is not None
-        assert known.status == status
+        await env.list_rounds(recorded_round(1) | {"status": status})
+        assert env.known.status == status
         assert env.store.stored_rounds[ROUND_ID].status == status
     assert env.registry.active_rounds() == []
 
@@ -113,20 +156,18 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
     listed: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
     env = Environment(*hosts)
-    env.set_rounds(recorded_round(1), other_round())
-    await env.sync()
+    await env.list_rounds(recorded_round(1), other_round())
     known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
     await env.advance_blocks()
     env.set_rounds(*listed, other_round())
     with capture_logs() as logs:
         await env.sync()
-        await env.advance_blocks()
-        await env.sync()
+        await env.sync_later()
     assert [(log["event"], log["log_level"]) for log in logs] == [("round_frozen", "error")]
     assert problem in logs[0]["reason"]
     assert problem in (env.registry.frozen_reason(ROUND_ID) or "")
     assert env.registry.frozen_reason(OTHER_ID) is None
-    assert [active.round_id for active in env.registry.active_rounds()] == [OTHER_ID]
+    assert env.active == [OTHER_ID]
     assert len(env.endpoints.usable_nodes) == len(hosts), "no node is put into backoff"
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
     assert env.registry.open_rounds() == env.registry.all_rounds(), "the tree is kept"
@@ -145,8 +186,7 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
 async def test_one_false_list_changes_nothing_and_is_reported(
     listed: list[dict[str, Any]], problem: str, hosts: tuple[str, ...]
 ) -> None:
-    env = Environment(*hosts)
-    await env.sync()
+    env = await sync_new(*hosts)
     known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
     await env.advance_blocks()
     env.nodes["liar"].rounds = listed
@@ -154,20 +194,17 @@ async def test_one_false_list_changes_nothing_and_is_reported(
     assert len(env.endpoints.usable_nodes) == len(hosts), "what else it reports may be right"
     assert env.registry.unconfirmed_reports() == {ROUND_ID: f"{problem} by liar:1317"}
     env.network.nodes = {"liar": env.nodes["liar"]}
-    await env.advance_blocks()
-    await env.sync()
+    await env.sync_later()
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
     assert env.registry.frozen_reason(ROUND_ID) is None
 
 
 async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_other_node() -> None:
-    env = Environment("liar", "honest")
-    await env.sync()
+    env = await sync_new("liar", "honest")
     extra = bytes([9]) * 32
     env.nodes["liar"].rounds = [recorded_round(1), recorded_round(1) | {"vote_round_id": b64encode(extra).decode()}]
     for _ in range(3):
-        await env.advance_blocks()
-        await env.sync()
+        await env.sync_later()
         assert len(env.endpoints.usable_nodes) == 2
         assert env.store.stored_rounds.keys() == {ROUND_ID}
         assert env.registry.unconfirmed_reports() == {extra: "listed, but not agreed yet"}
@@ -175,16 +212,13 @@ async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_othe
     record_block(env.registry, VOTE_END + 1)
     assert not await env.registry.is_closed(extra)
     assert env.registry.open_rounds() == env.registry.agreed_rounds() == env.registry.all_rounds()[:1]
-    env.set_rounds(recorded_round(1))
-    await env.advance_blocks()
-    await env.sync()
+    await env.list_rounds_later(recorded_round(1))
     assert (env.registry.get(extra), env.registry.unconfirmed_reports()) == (None, {})
 
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 async def test_round_that_one_node_hides_is_listed_by_another_within_two_syncs(hosts: tuple[str, ...]) -> None:
-    env = Environment(*hosts)
-    await env.sync()
+    env = await sync_new(*hosts)
     for name, node in env.nodes.items():
         node.rounds = [recorded_round(1)] if name == "liar" else [recorded_round(1), other_round()]
     for _ in range(3):  # after the two syncs of a block, and the first one of the next
@@ -199,12 +233,10 @@ def invented_rounds(number: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def test_rounds_that_are_not_agreed_are_limited_and_crowd_out_no_other() -> None:
-    env = Environment("liar", "honest")
-    await env.sync()
+    env = await sync_new("liar", "honest")
     env.nodes["liar"].rounds = [*invented_rounds(500, created_at_height=1), recorded_round(1)]
     env.nodes["honest"].rounds = [recorded_round(1), other_round()]
-    await env.advance_blocks()
-    await env.sync()
+    await env.sync_later()
     env.nodes["liar"].rounds = [*invented_rounds(1000, created_at_height=1)[500:], recorded_round(1)]
     await env.sync()
     assert len(env.registry.unconfirmed_reports()) == len(env.registry._records) - 1 == round_registry.MAX_HELD_ROUNDS
@@ -232,9 +264,8 @@ async def test_round_is_stored_as_agreed_at_its_first_listing(hosts: tuple[str, 
     env.nodes["liar"].rounds = [recorded_round(1) | false]
     await env.sync()
     is_agreed = len(hosts) > 2 or false in ({"status": 2}, {"status": 4})
-    known = env.registry.get(ROUND_ID)
-    assert known is not None
-    assert [r.round_id for r in env.registry.active_rounds()] == [ROUND_ID], "votes are accepted"
+    known = env.known
+    assert env.active == [ROUND_ID], "votes are accepted"
     assert {proposal.id for proposal in known.proposals} == {1, 2}
     assert (ROUND_ID in env.store.stored_rounds) is is_agreed
     if not is_agreed:
@@ -274,15 +305,12 @@ async def test_round_never_readable_is_frozen_with_warning() -> None:
     assert [log["log_level"] for log in logs if "frozen" in log["event"]] == ["warning"]
     assert env.registry.frozen_reason(OTHER_ID) is not None
     assert env.registry.get(OTHER_ID) is None
-    assert [active.round_id for active in env.registry.active_rounds()] == [ROUND_ID]
+    assert env.active == [ROUND_ID]
 
 
 @pytest.mark.rule("R14")
 async def test_frozen_round_is_not_closed() -> None:
-    env = Environment(now=VOTE_END + 50)
-    await sync_active(env)
-    env.set_rounds(closed_round_json())
-    await env.sync()
+    env = await sync_ended()
     env.set_rounds(closed_round_json() | {"created_at_height": 7})
     await env.advance_blocks()
     await env.registry.sync()
@@ -295,10 +323,7 @@ async def test_frozen_round_is_not_closed() -> None:
 
 
 async def test_closed_round_may_be_omitted_by_chain() -> None:
-    env = Environment(now=VOTE_END + 50)
-    await sync_active(env)
-    env.set_rounds(closed_round_json(2))
-    await env.sync()
+    env = await sync_ended(2)
     record_block(env.registry, VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
     env.set_rounds()
@@ -310,9 +335,9 @@ async def test_closed_round_may_be_omitted_by_chain() -> None:
 async def test_closed_round_is_followed_to_finalized_without_warnings() -> None:
     env = Environment(now=VOTE_END + 50)
     with capture_logs() as logs:
-        await sync_active(env)
-        env.set_rounds(closed_round_json(2))
         await env.sync()
+        await env.advance_blocks()
+        await env.list_rounds(closed_round_json(2))
         record_block(env.registry, VOTE_END + 40)
         assert await env.registry.is_closed(ROUND_ID)
         assert env.registry.all_rounds()[0].status is RoundStatus.TALLYING
@@ -321,8 +346,7 @@ async def test_closed_round_is_followed_to_finalized_without_warnings() -> None:
         await env.registry.sync()
     assert env.registry.all_rounds()[0].status is RoundStatus.FINALIZED
     assert [log["event"] for log in logs if log["log_level"] == "warning"] == []
-    after_restart = RoundRegistry(env.store, env.endpoints)
-    await after_restart.restore()
+    after_restart = await env.restore_registry()
     assert after_restart.all_rounds()[0].status is RoundStatus.FINALIZED
     assert await after_restart.is_closed(ROUND_ID)
 
@@ -337,16 +361,12 @@ async def test_registry_sync_without_valid_list_raises() -> None:
 
 
 async def test_registry_accepts_slightly_lagging_node() -> None:
-    env = Environment("a", "b")
-    await env.sync()
-    env.set_rounds(recorded_round(1) | {"status": 2})
-    await env.sync()
+    env = await sync_new("a", "b")
+    await env.list_rounds(recorded_round(1) | {"status": 2})
     env.nodes["b"].rounds = [recorded_round(1)]
     del env.network.nodes["a"]
     await env.sync()
-    known = env.registry.get(ROUND_ID)
-    assert known is not None
-    assert known.status is RoundStatus.TALLYING
+    assert env.known.status is RoundStatus.TALLYING
     assert [endpoint.name for endpoint in env.endpoints.usable_nodes] == ["b:1317"]
 
 
@@ -354,20 +374,11 @@ def closed_round_json(status: int = 3) -> dict[str, Any]:
     return recorded_round(3) | {"status": status}
 
 
-async def sync_active(env: Environment) -> None:
-    """Sync while the round is active."""
-    env.set_rounds(recorded_round(1))
-    await env.sync()
-    await env.advance_blocks()
-
-
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("status", [2, 3])
 async def test_round_closes_by_processed_block_and_status(status: int) -> None:
-    env = Environment(now=VOTE_END)
-    await sync_active(env)
-    env.set_rounds(closed_round_json(status))
-    await env.sync()
+    env = await sync_active(now=VOTE_END)
+    await env.list_rounds(closed_round_json(status))
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed yet"
     record_block(env.registry, VOTE_END - 1)
     assert not await env.registry.is_closed(ROUND_ID)
@@ -376,8 +387,7 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "according to the chain's time"
     assert env.registry.open_rounds() == []
 
-    after_restart = RoundRegistry(env.store, env.endpoints)
-    await after_restart.restore()
+    after_restart = await env.restore_registry()
     assert await after_restart.is_closed(ROUND_ID)
 
 
@@ -385,8 +395,7 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
 @pytest.mark.parametrize("status", [1, 4])
 async def test_round_is_not_closed_by_local_clock(status: int) -> None:
     env = Environment(now=VOTE_END + 10**6)
-    env.set_rounds(recorded_round(1) | {"status": status})
-    await env.sync()
+    await env.list_rounds(recorded_round(1) | {"status": status})
     record_block(env.registry, VOTE_END + 10**6)
     assert not await env.registry.is_closed(ROUND_ID)
     assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not closed"
@@ -394,8 +403,7 @@ async def test_round_is_not_closed_by_local_clock(status: int) -> None:
 
 @pytest.mark.rule("R14")
 async def test_round_closing_requires_two_nodes_if_configured() -> None:
-    env = Environment("a", "b", now=VOTE_END)
-    await sync_active(env)
+    env = await sync_active("a", "b", now=VOTE_END)
     env.nodes["a"].rounds = [closed_round_json()]
     record_block(env.registry, VOTE_END + 40)
     await env.sync()
@@ -411,16 +419,13 @@ async def test_round_closing_requires_two_nodes_if_configured() -> None:
     assert warnings == [("round_closing_unconfirmed", "b:1317")]
     env.network.nodes["b"] = env.nodes["b"]
     env.nodes["b"].rounds = [closed_round_json()]
-    await env.advance_blocks()
-    await env.sync()
+    await env.sync_later()
     assert await env.registry.is_closed(ROUND_ID)
 
 
 async def test_round_closing_requests_only_round_lists() -> None:
-    env = Environment("a", "b", now=VOTE_END)
-    await sync_active(env)
-    env.set_rounds(closed_round_json())
-    await env.sync()
+    env = await sync_active("a", "b", now=VOTE_END)
+    await env.list_rounds(closed_round_json())
     record_block(env.registry, VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
     requests = env.nodes["a"].requests + env.nodes["b"].requests
@@ -428,25 +433,19 @@ async def test_round_closing_requests_only_round_lists() -> None:
 
 
 async def test_purged_round_is_not_stored_again() -> None:
-    env = Environment(now=VOTE_END + 50)
-    await sync_active(env)
-    env.set_rounds(closed_round_json())
-    await env.sync()
+    env = await sync_ended()
     env.registry.forget(ROUND_ID)
     await env.store.run_batches(rounds.purge, ROUND_ID)
     await env.sync()
     assert env.registry.get(ROUND_ID) is None
     assert env.store.stored_rounds == {}
 
-    after_restart = RoundRegistry(env.store, env.endpoints)
-    await after_restart.restore()
+    after_restart = await env.restore_registry()
     with capture_logs() as logs:
         await after_restart.sync()
         record_block(after_restart, VOTE_END + 40)
         assert not await after_restart.is_closed(ROUND_ID)
-    known = after_restart.get(ROUND_ID)
-    assert known is not None
-    assert known.status is RoundStatus.FINALIZED
+    assert known_round(after_restart).status is RoundStatus.FINALIZED
     assert env.store.stored_rounds == {}
     assert after_restart.all_rounds() == []
     assert logs == []
@@ -464,8 +463,7 @@ async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
 
 
 async def test_revision_increases_when_round_may_close() -> None:
-    env = Environment(now=VOTE_END + 50)
-    await env.sync()
+    env = await sync_new(now=VOTE_END + 50)
     record_block(env.registry, VOTE_END - 6.0)
     before = env.registry.revision
     await env.sync()
@@ -477,8 +475,7 @@ async def test_revision_increases_when_round_may_close() -> None:
     record_block(env.registry, VOTE_END + 10.0)
     assert env.registry.revision > before, "not closed yet: any block may bring the missing report"
     before = env.registry.revision
-    env.set_rounds(closed_round_json())
-    await env.sync()
+    await env.list_rounds(closed_round_json())
     assert env.registry.revision > before
     assert await env.registry.is_closed(ROUND_ID)
     before = env.registry.revision
@@ -487,12 +484,9 @@ async def test_revision_increases_when_round_may_close() -> None:
 
 
 async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
-    env = Environment(now=VOTE_END + 50)
-    await env.sync()
-    other = RoundRegistry(env.store, env.endpoints)
-    await other.restore()
-    env.set_rounds(closed_round_json())
-    await env.sync()
+    env = await sync_new(now=VOTE_END + 50)
+    other = await env.restore_registry()
+    await env.list_rounds(closed_round_json())
     await other.sync()
     await other.reload_from_store()
     before = other.revision
@@ -513,20 +507,18 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
 @pytest.mark.parametrize("fault", ["DELETE FROM rounds", "UPDATE rounds SET seen_ms = seen_ms + 1"])
 async def test_round_that_the_store_has_lost_is_stored_again(fault: str) -> None:
     """A promoted standby that is behind lacks the newest rounds; a damaged row is not read."""
-    env = Environment()
-    await env.sync()
+    env = await sync_new()
     for _ in range(2):  # lost before it was read again, and after
         env.store.conn.execute(fault)
         await env.registry.reload_from_store()
         await env.sync()
-        assert [active.round_id for active in env.registry.active_rounds()] == [ROUND_ID]
+        assert env.active == [ROUND_ID]
         await env.registry.reload_from_store()
         assert [stored.round_id for stored in await env.store.list_rounds()] == [ROUND_ID]
 
 
 async def test_registry_stores_chain_id() -> None:
-    env = Environment()
-    await env.sync()
+    env = await sync_new()
     assert await env.store.get_meta("chain_id") == "svote-1"
 
     other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
@@ -547,52 +539,40 @@ def round_json_ending_at(end: int, status: int = 1) -> dict[str, Any]:
 EARLIER, LATER = VOTE_END - 60, VOTE_END + 600
 
 
-def stored_end(registry: RoundRegistry) -> int:
-    known = registry.get(ROUND_ID)
-    assert known is not None
-    return known.vote_end_time
-
-
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
 @pytest.mark.parametrize("end", [EARLIER, LATER])
 async def test_end_reported_by_every_node_is_applied_and_stored(hosts: tuple[str, ...], end: int) -> None:
-    env = Environment(*hosts)
-    await sync_active(env)
+    env = await sync_active(*hosts)
     revision = env.registry.revision
     env.set_rounds(round_json_ending_at(end))
     with capture_logs() as logs:
         await env.sync()
     assert [log["event"] for log in logs if log["event"].startswith("round_end")] == ["round_end_changed"]
-    assert stored_end(env.registry) == end
+    assert env.known.vote_end_time == end
     assert env.registry.unconfirmed_reports() == {}
     assert env.registry.frozen_reason(ROUND_ID) is None
     assert env.registry.revision > revision
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
     assert len(env.endpoints.usable_nodes) == len(hosts)
 
-    after_restart = RoundRegistry(env.store, env.endpoints)
-    await after_restart.restore()
-    assert stored_end(after_restart) == end
+    after_restart = await env.restore_registry()
+    assert known_round(after_restart).vote_end_time == end
 
 
 async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
-    env = Environment("a", "b")
-    await sync_active(env)
+    env = await sync_active("a", "b")
     env.nodes["a"].rounds = [round_json_ending_at(EARLIER)]
     for _ in range(20):
         await env.sync()
-        assert stored_end(env.registry) == VOTE_END
+        assert env.known.vote_end_time == VOTE_END
         assert env.registry.unconfirmed_reports() == {}
         assert len(env.endpoints.usable_nodes) == 2
         await env.advance_blocks(1)
     del env.network.nodes["b"]
-    await env.advance_blocks(5)
-    await env.sync()
-    known = env.registry.get(ROUND_ID)
-    assert known is not None
+    await env.sync_later(5)
     assert not env.registry.view(ROUND_ID).is_end_agreed
     assert env.registry.view(ROUND_ID).latest_end == VOTE_END
-    assert env.registry.active_rounds() == [known], "due shares are still revealed"
+    assert env.registry.active_rounds() == [env.known], "due shares are still revealed"
     env.network.nodes["b"] = env.nodes["b"]
     env.nodes["a"].rounds = [recorded_round(1)]
     await env.advance_blocks()
@@ -604,10 +584,8 @@ async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_end_of_nodes_behind_the_last_change_is_not_reported(is_restarted: bool) -> None:
-    env = Environment("a", "b")
-    await sync_active(env)
-    env.set_rounds(round_json_ending_at(LATER))
-    await env.sync()
+    env = await sync_active("a", "b")
+    await env.list_rounds(round_json_ending_at(LATER))
     if is_restarted:
         height = env.nodes["a"].height
         await env.store.run(apply_blocks, [(height, height)], [])
@@ -617,35 +595,30 @@ async def test_end_of_nodes_behind_the_last_change_is_not_reported(is_restarted:
     for node in env.nodes.values():
         node.height -= 1
     await env.sync()
-    assert stored_end(env.registry) == LATER
+    assert env.known.vote_end_time == LATER
     assert env.registry.unconfirmed_reports() == {}
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == LATER
 
 
 async def test_end_confirmed_by_other_host_is_applied() -> None:
-    env = Environment("a", "b")
-    await sync_active(env)
-    other = RoundRegistry(env.store, env.endpoints)
-    await other.restore()
-    env.set_rounds(round_json_ending_at(LATER))
-    await env.sync()
+    env = await sync_active("a", "b")
+    other = await env.restore_registry()
+    await env.list_rounds(round_json_ending_at(LATER))
     await other.reload_from_store()
-    assert stored_end(other) == LATER
+    assert known_round(other).vote_end_time == LATER
     third = RoundRegistry(env.store, env.endpoints)
     await third.reload_from_store()
-    assert stored_end(third) == LATER, "a round that this host has not listed yet"
+    assert known_round(third).vote_end_time == LATER, "a round that this host has not listed yet"
 
 
 @pytest.mark.rule("R14")
 async def test_round_closes_at_changed_end_once_confirmed() -> None:
-    env = Environment("a", "b", now=VOTE_END)
-    await sync_active(env)
+    env = await sync_active("a", "b", now=VOTE_END)
     env.nodes["a"].rounds = [round_json_ending_at(VOTE_END + 20, status=3)]
     await env.sync()
     record_block(env.registry, VOTE_END + 10)
     assert not await env.registry.is_closed(ROUND_ID), "the end is not agreed"
-    env.set_rounds(round_json_ending_at(VOTE_END + 20, status=3))
-    await env.sync()
+    await env.list_rounds(round_json_ending_at(VOTE_END + 20, status=3))
     assert not await env.registry.is_closed(ROUND_ID), "no block at the changed end was processed"
     record_block(env.registry, VOTE_END + 20)
     assert await env.registry.is_closed(ROUND_ID)
@@ -660,16 +633,12 @@ async def test_round_closes_at_changed_end_once_confirmed() -> None:
 async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
     hosts: tuple[str, ...], listed: list[dict[str, Any]], problem: str
 ) -> None:
-    env = Environment(*hosts, now=VOTE_END - 120)
-    await sync_active(env)
-    env.set_rounds(*listed)
-    await env.advance_blocks(1)
-    await env.sync()
+    env = await sync_active(*hosts, now=VOTE_END - 120)
+    await env.list_rounds_later(*listed, blocks=1)
     record_block(env.registry, VOTE_END - 5)
     assert env.registry.active_rounds() == []
     assert problem in env.registry.unconfirmed_reports()[ROUND_ID]
-    await env.advance_blocks(10)
-    await env.sync()
+    await env.sync_later(10)
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
     record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((300, 300),)))
     await env.sync()
@@ -692,45 +661,33 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("listed", [[recorded_round(1) | {"status": 5}], []])
 async def test_unknown_status_of_one_of_two_nodes_does_not_close(listed: list[dict[str, Any]]) -> None:
-    env = Environment("a", "b", now=VOTE_END + 50)
-    await sync_active(env)
+    env = await sync_active("a", "b", now=VOTE_END + 50)
     env.nodes["a"].rounds = listed
     record_block(env.registry, VOTE_END + 60)
     for _ in range(3):
-        await env.advance_blocks()
-        await env.sync()
+        await env.sync_later()
         assert not await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at is None
 
 
-def status_of(registry: RoundRegistry) -> RoundStatus:
-    known = registry.get(ROUND_ID)
-    assert known is not None
-    return known.status
-
-
 @pytest.mark.parametrize("status", [2, 3])
 async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -> None:
-    env = Environment("a", "b")
-    await sync_active(env)
+    env = await sync_active("a", "b")
     env.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
     for _ in range(20):
         await env.sync()
         await env.advance_blocks(1)
-    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert env.known.status is RoundStatus.ACTIVE
     assert len(env.registry.active_rounds()) == 1
     assert env.registry.view(ROUND_ID).is_status_agreed, "a second node contradicts it"
     assert len(env.endpoints.usable_nodes) == 2
     del env.network.nodes["b"]
-    await env.advance_blocks(5)
-    await env.sync()
-    assert status_of(env.registry) is RoundStatus.ACTIVE
+    await env.sync_later(5)
+    assert env.known.status is RoundStatus.ACTIVE
     assert not env.registry.view(ROUND_ID).is_status_agreed
     assert f"status {RoundStatus(status).name}" in env.registry.unconfirmed_reports()[ROUND_ID]
     assert env.registry.frozen_reason(ROUND_ID) is None
-    env.set_rounds(recorded_round(1))
-    await env.advance_blocks(5)
-    await env.sync()
+    await env.list_rounds_later(recorded_round(1), blocks=5)
     assert env.registry.unconfirmed_reports() == {}
     assert len(env.registry.active_rounds()) == 1
 
@@ -739,12 +696,10 @@ async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -
 async def test_status_never_goes_back(before: int) -> None:
     env = Environment("a", "b")
     env.store.add_share(1)
-    env.set_rounds(recorded_round(1) | {"status": before})
-    await env.sync()
+    await env.list_rounds(recorded_round(1) | {"status": before})
     await env.advance_blocks()
-    env.set_rounds(recorded_round(1) | {"status": 4})
-    await env.sync()
-    assert status_of(env.registry) == before
+    await env.list_rounds(recorded_round(1) | {"status": 4})
+    assert env.known.status == before
     assert env.store.stored_rounds[ROUND_ID].status == before
     assert env.registry.frozen_reason(ROUND_ID) is None
     assert len(env.endpoints.usable_nodes) == 2
@@ -753,13 +708,11 @@ async def test_status_never_goes_back(before: int) -> None:
 
 async def test_stored_round_that_is_pending_remains_agreed() -> None:
     env = Environment("a", "b")
-    env.set_rounds(recorded_round(1) | {"status": 4})
-    await env.sync()
+    await env.list_rounds(recorded_round(1) | {"status": 4})
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 1, "vote_end_time": VOTE_END + 600}]
-    await env.advance_blocks()
-    await env.sync()
+    await env.sync_later()
     assert env.registry.unconfirmed_reports() == {}
-    assert (status_of(env.registry), stored_end(env.registry)) == (RoundStatus.ACTIVE, VOTE_END)
+    assert (env.known.status, env.known.vote_end_time) == (RoundStatus.ACTIVE, VOTE_END)
     assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.PENDING, "one node has reported it as active"
     assert env.registry.view(ROUND_ID).is_status_agreed, "an early acceptance does no harm"
     assert len(env.registry.active_rounds()) == 1
@@ -769,7 +722,7 @@ async def test_round_listed_as_ended_by_one_of_two_nodes_is_stored_as_active() -
     env = Environment("a", "b")
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     await env.sync()
-    assert status_of(env.registry) is RoundStatus.ACTIVE
+    assert env.known.status is RoundStatus.ACTIVE
     assert len(env.registry.active_rounds()) == 1
 
 
@@ -780,8 +733,7 @@ async def test_round_listed_as_ended_is_unconfirmed_until_second_node_responds()
     await env.sync()
     assert env.registry.get(ROUND_ID) is None, "its shares are refused temporarily"
     env.network.nodes["b"] = b
-    await env.advance_blocks()
-    await env.sync()
+    await env.sync_later()
     assert len(env.registry.active_rounds()) == 1
 
 
@@ -791,23 +743,17 @@ async def test_ended_round_on_whose_end_nodes_differ_at_first_is_known_once_they
     env.nodes["a"].rounds = [closed_round_json() | {"vote_end_time": VOTE_END - 1}]
     await env.sync()
     assert env.registry.get(ROUND_ID) is None
-    env.set_rounds(closed_round_json())
-    await env.advance_blocks()
-    await env.sync()
-    assert status_of(env.registry) is RoundStatus.FINALIZED
+    await env.list_rounds_later(closed_round_json())
+    assert env.known.status is RoundStatus.FINALIZED
     assert env.store.stored_rounds == {}
 
 
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:
-    env = Environment()
-    await sync_active(env)
+    env = await sync_active()
     env.store.add_share(1)
-    env.set_rounds()
-    await env.sync()
+    await env.list_rounds()
     assert env.registry.frozen_shares() == {ROUND_ID: 1}
-    env.set_rounds(recorded_round(1))
-    await env.advance_blocks()
-    await env.sync()
+    await env.list_rounds_later(recorded_round(1))
     assert env.registry.frozen_shares() == {}
 
 
@@ -816,47 +762,39 @@ def with_proposals(number: int) -> dict[str, Any]:
     return listed | {"proposals": listed["proposals"][:number]}
 
 
-def proposal_ids(registry: RoundRegistry) -> list[int]:
-    known = registry.get(ROUND_ID)
-    assert known is not None
-    return [proposal.id for proposal in known.proposals]
+def proposal_ids(env: Environment) -> list[int]:
+    return [proposal.id for proposal in env.known.proposals]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_proposals_reported_by_one_of_two_nodes_are_not_applied(number: int) -> None:
-    env = Environment("a", "b")
-    await sync_active(env)
+    env = await sync_active("a", "b")
     env.nodes["a"].rounds = [with_proposals(number)]
     for _ in range(20):
         await env.sync()
         await env.advance_blocks(1)
-    assert proposal_ids(env.registry) == [1, 2]
+    assert proposal_ids(env) == [1, 2]
     assert env.registry.active_rounds() != []
     del env.network.nodes["b"]
-    await env.advance_blocks(5)
-    await env.sync()
-    assert proposal_ids(env.registry) == [1, 2]
+    await env.sync_later(5)
+    assert proposal_ids(env) == [1, 2]
     assert not env.registry.view(ROUND_ID).are_proposals_agreed
 
 
 @pytest.mark.parametrize("hosts", [("a",), ("a", "b")])
 async def test_proposals_change_once_confirmed(hosts: tuple[str, ...]) -> None:
-    env = Environment(*hosts)
-    await sync_active(env)
-    env.set_rounds(with_proposals(1))
-    await env.sync()
-    assert proposal_ids(env.registry) == [1]
+    env = await sync_active(*hosts)
+    await env.list_rounds(with_proposals(1))
+    assert proposal_ids(env) == [1]
     assert env.registry.view(ROUND_ID).are_proposals_agreed
 
 
 async def test_proposals_of_round_without_any_are_applied_immediately() -> None:
     env = Environment("a", "b")
-    env.set_rounds(with_proposals(0))
-    await env.sync()
-    assert proposal_ids(env.registry) == []
-    env.set_rounds(recorded_round(1))
-    await env.sync()
-    assert proposal_ids(env.registry) == [1, 2]
+    await env.list_rounds(with_proposals(0))
+    assert proposal_ids(env) == []
+    await env.list_rounds(recorded_round(1))
+    assert proposal_ids(env) == [1, 2]
 
 
 async def test_rounds_listed_as_ended_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,24 +7,17 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
-from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, ChainStore, FakeNetwork, FakeNode
+from tests.unit.chain.fakes import ROUND_ID
+from tests.unit.chain.tree_fixtures import TreeEnvironment
 
 
-class Environment:
+class Environment(TreeEnvironment):
     """A chain follower with one node, or several."""
 
     def __init__(self, *others: str) -> None:
-        self.clock = FakeClock()
-        self.node = FakeNode(self.clock, height=100)
-        self.network = FakeNetwork(node=self.node, **{name: FakeNode(self.clock, height=100) for name in others})
-        self.endpoints = self.network.create_node_pool(self.clock)
-        self.store = ChainStore(self.clock)
-        self.rounds = RoundRegistry(self.store, self.endpoints)
-        self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
+        super().__init__("node", *others)
+        self.node = self.nodes[0]
         self.follower = ChainSync(node_pool=self.endpoints, rounds=self.rounds, trees=self.trees)
 
     def count_syncs(self) -> int:

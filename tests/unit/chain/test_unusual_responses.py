@@ -19,8 +19,6 @@ from helper.chain.rpc_client import RpcClient
 from helper.errors import ChainError
 from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded
 
-pytestmark = pytest.mark.anyio
-
 Query = Callable[[ChainClient, RpcClient], Awaitable[object]]
 
 

@@ -42,8 +42,6 @@ POSITION = 5
 OPTION_COUNT = 3
 ROOT_PATH = bytes(24 * 32)
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def generation(monkeypatch: pytest.MonkeyPatch) -> HiddenChoiceGeneration:

@@ -78,21 +78,14 @@ async def test_send_loop_sends_prepared_share_within_a_second_without_notificati
     assert len(pipeline.nodes.posts) == 3
 
 
-async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: FakeLease) -> None:
+@pytest.mark.parametrize("number", [1, 80], ids=["one", "more than the limit of concurrent sends"])
+async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: FakeLease, number: int) -> None:
     async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
-        await pipeline.enqueue(1)
-        await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
+        await pipeline.enqueue(*range(1, number + 1))
+        await wait_until(lambda: enqueue_and_prepare(pipeline, number))
         loop.wake()
-        await wait_until(lambda: len(pipeline.nodes.posts) == 1)
-
-
-async def test_send_loop_sends_more_than_concurrency_limit(pipeline: Pipeline, lease: FakeLease) -> None:
-    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
-        await pipeline.enqueue(*range(1, 81))
-        await wait_until(lambda: enqueue_and_prepare(pipeline, 80))
-        loop.wake()
-        await wait_until(lambda: len(pipeline.nodes.posts) == 80)
-    assert len({row[0] for row in pipeline.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
+        await wait_until(lambda: len(pipeline.nodes.posts) == number)
+    assert len({row[0] for row in pipeline.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == number
 
 
 async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: FakeLease) -> None:

@@ -14,8 +14,6 @@ from conformance.refusals import Reason, refused
 from helper.clock import SystemClock
 from tests.support.servers import serve_connections
 
-pytestmark = pytest.mark.anyio
-
 Respond = Callable[[int], bytes]
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: Application/JSON; charset=utf-8\r\nContent-Length: 15\r\n\r\n{"status":"ok"}'
 
@@ -45,6 +43,15 @@ async def serve(respond: Respond, *, heads: list[bytes] | None = None) -> AsyncI
 
     async with serve_connections(handle) as port:
         yield f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def serve_client(respond: Respond) -> AsyncIterator[HelperClient]:
+    """A client of such a server."""
+    async with serve(respond) as url:
+        client = HelperClient(parse_address(url), "", SystemClock())
+        yield client
+        await client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -127,38 +134,28 @@ def test_status_of_a_share_is_read_with_its_http_status(
 @pytest.mark.parametrize("status", [429, 503])
 async def test_client_repeats_a_request_if_the_helper_asks_for_it(status: int) -> None:
     pause = b"HTTP/1.1 %d Later\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n" % status
-    async with serve(lambda number: pause if number < 2 else OK) as url:
-        client = HelperClient(parse_address(url), "", SystemClock())
+    async with serve_client(lambda number: pause if number < 2 else OK) as client:
         assert (await client.get("/")).status == 200
-        await client.aclose()
-    async with serve(lambda _: pause) as url:
-        client = HelperClient(parse_address(url), "", SystemClock())
+    async with serve_client(lambda _: pause) as client:
         assert (await client.send("GET", "/", is_patient=False)).status == status
-        await client.aclose()
 
 
 async def test_client_does_not_repeat_503_without_retry_after() -> None:
-    async with serve(lambda _: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n") as url:
-        client = HelperClient(parse_address(url), "", SystemClock())
+    async with serve_client(lambda _: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n") as client:
         assert (await client.get("/")).status == 503
-        await client.aclose()
 
 
 async def test_client_reports_missing_response_as_failure() -> None:
-    async with serve(lambda _: b"") as url:
-        client = HelperClient(parse_address(url), "", SystemClock())
+    async with serve_client(lambda _: b"") as client:
         with pytest.raises(CheckFailed, match="GET /x: RemoteProtocolError"):
             await client.get("/x")
-        await client.aclose()
 
 
 async def test_client_does_not_read_a_response_without_end() -> None:
     long = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + bytes(17 << 20)
-    async with serve(lambda _: long) as url:
-        client = HelperClient(parse_address(url), "", SystemClock())
+    async with serve_client(lambda _: long) as client:
         with pytest.raises(CheckFailed, match="longer than 16 MiB"):
             await client.get("/x")
-        await client.aclose()
 
 
 async def test_raw_connection_reads_every_form_of_a_response() -> None:

@@ -80,9 +80,6 @@ def test_select_unknown_check_is_refused() -> None:
         select_checks(["POST-999", "POST", "none"])
 
 
-pytestmark = pytest.mark.anyio
-
-
 def create_session(*, token: str = "", restart: str | None = None, shares_file: Path | None = None) -> Session:
     clock = FakeClock()
     client = HelperClient(parse_address("http://127.0.0.1:1"), token, clock)

@@ -35,8 +35,6 @@ NUMBERS = ("share_index", "tree_position", "proposal_id", "vote_decision")
 OF_OTHER_SERVERS = {"POST-031", "STATUS-008", "SLOW-024"}
 """CORS, HEAD, and deadlines of heads: not of the helper itself."""
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass(frozen=True)
 class File:

@@ -32,55 +32,48 @@ from tests.unit.lease.test_s3_lease import OBJECT_NAME, create_released_bucket, 
 from tests.unit.store.conformance.backends import PostgresBackend
 
 
-class FakeLeaseStore:
-    """A fake lease location.
+class FakeLease:
+    """A lease of the host "me".
 
     Attributes:
-        owner: the holder.
+        owner: the holder, as it is stored.
         is_unavailable: whether all calls fail.
         calls: the recorded calls.
     """
+
+    seconds = 10.0
 
     def __init__(self) -> None:
         self.owner = ""
         self.is_unavailable = False
         self.calls: list[str] = []
+        self.fence = 0
+        self.is_held = False
+        self.holder = ""
+        self.holder_seconds = self.seconds
 
     def record_call(self, name: str) -> None:
         self.calls.append(name)
         if self.is_unavailable:
             raise LeaseError("no response")
 
-
-class FakeLease:
-    """A lease in that location."""
-
-    seconds = 10.0
-
-    def __init__(self, store: FakeLeaseStore) -> None:
-        self._store = store
-        self.fence = 0
-        self.is_held = False
-        self.holder = ""
-        self.holder_seconds = self.seconds
-
     async def acquire(self) -> bool:
-        self._store.record_call("acquire")
-        if self._store.owner not in {"", "me"}:
-            self.holder = self._store.owner
+        self.record_call("acquire")
+        if self.owner not in {"", "me"}:
+            self.holder = self.owner
             return False
-        self._store.owner, self.is_held, self.fence = "me", True, self.fence + 1
+        self.owner, self.is_held, self.fence = "me", True, self.fence + 1
         return True
 
     async def renew(self) -> bool:
-        self._store.record_call("renew")
-        self.is_held = self._store.owner == "me"
-        self.holder = "" if self.is_held else self._store.owner
+        self.record_call("renew")
+        self.is_held = self.owner == "me"
+        self.holder = "" if self.is_held else self.owner
         return self.is_held
 
     async def release(self) -> None:
-        self._store.record_call("release")
-        self.is_held, self._store.owner = False, ""
+        self.record_call("release")
+        self.is_held, self.owner = False, ""
 
 
 @pytest.fixture
@@ -89,13 +82,14 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def lease_store() -> FakeLeaseStore:
-    return FakeLeaseStore()
+def lease() -> FakeLease:
+    return FakeLease()
 
 
-@pytest.fixture
-def lease(lease_store: FakeLeaseStore) -> FakeLease:
-    return FakeLease(lease_store)
+async def start_keeper(lease: FakeLease, **settings: Any) -> LeaseKeeper:
+    keeper = LeaseKeeper(lease, **settings)
+    await keeper.acquire_at_start()
+    return keeper
 
 
 @asynccontextmanager
@@ -120,38 +114,31 @@ async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[]
     assert condition()
 
 
-async def test_keeper_acquires_renews_and_releases(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
+async def test_keeper_acquires_renews_and_releases(clock: FakeClock, lease: FakeLease) -> None:
     fences: list[int] = []
-    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: fences.append(lease.fence))
-    await keeper.acquire_at_start()
+    keeper = await start_keeper(lease, clock=clock, on_acquired=lambda: fences.append(lease.fence))
     assert fences == [1]
     async with run_keeper(keeper):
-        await advance_until(clock, 10, lambda: lease_store.calls.count("renew") == 2)
-    assert lease_store.calls == ["acquire", "renew", "renew", "release"]
-    assert lease_store.owner == ""
+        await advance_until(clock, 10, lambda: lease.calls.count("renew") == 2)
+    assert lease.calls == ["acquire", "renew", "renew", "release"]
+    assert lease.owner == ""
 
 
-async def test_second_sender_is_refused_while_first_is_running(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
-    lease_store.owner = "red"
+async def test_second_sender_is_refused_while_first_is_running(clock: FakeClock, lease: FakeLease) -> None:
+    lease.owner = "red"
     beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
-    await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= 10)
+    await advance_until(clock, 10.5, lambda: lease.calls.count("acquire") >= 10)
     assert not beginning.done()
     await advance_until(clock, 3, beginning.done)
     with pytest.raises(LeaseHeld, match="'red' holds"):
         await beginning
 
 
-async def test_keeper_takes_lease_of_stopped_host_after_expiry(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
-    lease_store.owner = "red"
+async def test_keeper_takes_lease_of_stopped_host_after_expiry(clock: FakeClock, lease: FakeLease) -> None:
+    lease.owner = "red"
     beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
-    await advance_until(clock, 5, lambda: lease_store.calls.count("acquire") >= 4)
-    lease_store.owner = ""
+    await advance_until(clock, 5, lambda: lease.calls.count("acquire") >= 4)
+    lease.owner = ""
     await advance_until(clock, 2, beginning.done)
     await beginning
     assert lease.is_held
@@ -167,61 +154,53 @@ async def test_keeper_waits_for_longer_lease_of_crashed_host(clock: FakeClock) -
     assert lease.is_held
 
 
-async def test_standby_waits_and_takes_over(clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease) -> None:
-    lease_store.owner = "red"
-    keeper = LeaseKeeper(lease, clock=clock, standby=True)
-    await keeper.acquire_at_start()
-    assert lease_store.calls == []
+async def test_standby_waits_and_takes_over(clock: FakeClock, lease: FakeLease) -> None:
+    lease.owner = "red"
+    keeper = await start_keeper(lease, clock=clock, standby=True)
+    assert lease.calls == []
     async with run_keeper(keeper) as task:
-        await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
+        await advance_until(clock, 60, lambda: lease.calls.count("acquire") >= 40)
         assert not task.done()
-        lease_store.owner = ""
+        lease.owner = ""
         await advance_until(clock, 2, lambda: lease.is_held)
 
 
-async def test_keeper_that_lost_lease_to_other_host_ends(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
-    keeper = LeaseKeeper(lease, clock=clock)
-    await keeper.acquire_at_start()
+async def test_keeper_that_lost_lease_to_other_host_ends(clock: FakeClock, lease: FakeLease) -> None:
+    keeper = await start_keeper(lease, clock=clock)
     async with run_keeper(keeper) as task:
-        lease_store.owner = "red"
+        lease.owner = "red"
         await advance_until(clock, 20, task.done)
         with pytest.raises(LeaseHeld, match="'red' holds"):
             await task
-    assert lease_store.owner == "red"
+    assert lease.owner == "red"
 
 
-async def test_keeper_with_unavailable_store_continues(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
+async def test_keeper_with_unavailable_store_continues(clock: FakeClock, lease: FakeLease) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
-    lease_store.is_unavailable = True
+    lease.is_unavailable = True
     await keeper.acquire_at_start()  # startup does not fail because of it
-    assert lease_store.calls == ["acquire"]
+    assert lease.calls == ["acquire"]
     async with run_keeper(keeper) as task:
-        await advance_until(clock, 30, lambda: lease_store.calls.count("acquire") >= 20)
-        lease_store.is_unavailable = False
+        await advance_until(clock, 30, lambda: lease.calls.count("acquire") >= 20)
+        lease.is_unavailable = False
         await advance_until(clock, 2, lambda: lease.is_held)
-        lease_store.is_unavailable = True
-        await advance_until(clock, 30, lambda: lease_store.calls.count("renew") >= 5)
+        lease.is_unavailable = True
+        await advance_until(clock, 30, lambda: lease.calls.count("renew") >= 5)
         assert not task.done()
-        lease_store.is_unavailable = False
-        await advance_until(clock, 10, lambda: lease_store.calls[-1:] == ["renew"])
+        lease.is_unavailable = False
+        await advance_until(clock, 10, lambda: lease.calls[-1:] == ["renew"])
         await wait_until(lambda: lease.is_held)
 
 
-async def test_outage_duration_does_not_prove_holder_alive(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
+async def test_outage_duration_does_not_prove_holder_alive(clock: FakeClock, lease: FakeLease) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
-    lease_store.is_unavailable, lease_store.owner = True, "red"
+    lease.is_unavailable, lease.owner = True, "red"
     await keeper.acquire_at_start()
     async with run_keeper(keeper) as task:
-        await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
-        lease_store.is_unavailable = False
-        acquire_count = lease_store.calls.count("acquire")
-        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= acquire_count + 10)
+        await advance_until(clock, 60, lambda: lease.calls.count("acquire") >= 40)
+        lease.is_unavailable = False
+        acquire_count = lease.calls.count("acquire")
+        await advance_until(clock, 10.5, lambda: lease.calls.count("acquire") >= acquire_count + 10)
         assert not task.done()
         await advance_until(clock, 3, task.done)
         with pytest.raises(LeaseHeld, match="'red' holds"):
@@ -229,10 +208,10 @@ async def test_outage_duration_does_not_prove_holder_alive(
 
 
 async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock, lease: FakeLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def acquire_nothing() -> bool:
-        lease_store.record_call("acquire")
+        lease.record_call("acquire")
         return False
 
     monkeypatch.setattr(lease, "acquire", acquire_nothing)
@@ -246,31 +225,28 @@ async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
     assert entry["advice"] == "This takes 10 s."
 
 
-async def test_host_that_cannot_send_releases_and_reacquires(
-    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
-) -> None:
+async def test_host_that_cannot_send_releases_and_reacquires(clock: FakeClock, lease: FakeLease) -> None:
     fit = [False]
-    keeper = LeaseKeeper(lease, clock=clock, standby=True, can_send=lambda: fit[-1])
-    await keeper.acquire_at_start()
+    keeper = await start_keeper(lease, clock=clock, standby=True, can_send=lambda: fit[-1])
     async with run_keeper(keeper) as task:
         with pytest.raises(AssertionError):
-            await advance_until(clock, 20, lambda: lease_store.calls)  # it sends no request
+            await advance_until(clock, 20, lambda: lease.calls)  # it sends no request
         fit.append(True)
         await advance_until(clock, 2, lambda: lease.is_held)
         fit.append(False)
-        await advance_until(clock, 5, lambda: lease_store.calls[-1] == "release")
-        assert (lease_store.owner, lease.is_held) == ("", False)
-        lease_store.owner = "red"
+        await advance_until(clock, 5, lambda: lease.calls[-1] == "release")
+        assert (lease.owner, lease.is_held) == ("", False)
+        lease.owner = "red"
         fit.append(True)
-        await advance_until(clock, 20, lambda: lease_store.calls.count("acquire") >= 5)
-        lease_store.owner = ""
+        await advance_until(clock, 20, lambda: lease.calls.count("acquire") >= 5)
+        lease.owner = ""
         await advance_until(clock, 2, lambda: lease.is_held)
         assert not task.done()
 
 
-async def test_host_that_cannot_send_may_start(clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease) -> None:
+async def test_host_that_cannot_send_may_start(clock: FakeClock, lease: FakeLease) -> None:
     await LeaseKeeper(lease, clock=clock, can_send=lambda: False).acquire_at_start()
-    assert lease_store.calls == []
+    assert lease.calls == []
 
 
 ENV = {"AWS_REGION": "us-east-1"}
@@ -324,33 +300,38 @@ class FakeSenderTable:
         self.host = ""
         self.is_unavailable = False
 
-    async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
+    def _require_database(self) -> None:
         if self.is_unavailable:
             raise StoreError("the database is away")
+
+    async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
+        self._require_database()
         if self.host:
             return None
         self.fence, self.outer = self.fence + 1, outer
         return self.fence
 
     async def renew_sender_lease(self) -> bool:
-        if self.is_unavailable:
-            raise StoreError("the database is away")
+        self._require_database()
         return not self.host
 
     async def release_sender_lease(self) -> None:
-        if self.is_unavailable:
-            raise StoreError("the database is away")
+        self._require_database()
 
     async def get_sender_host(self) -> str:
+        self._require_database()
         return self.host
 
 
-async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeClock) -> None:
+def create_both_leases(clock: FakeClock) -> tuple[MemoryBucket, FakeSenderTable, DatabaseLease]:
+    """A lease in the database and in a bucket."""
     bucket, table = create_released_bucket(), FakeSenderTable()
-    first_lease, other = (
-        DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock)),
-        lease_for_host(bucket, clock, "b"),
-    )
+    return bucket, table, DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+
+
+async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeClock) -> None:
+    bucket, table, first_lease = create_both_leases(clock)
+    other = lease_for_host(bucket, clock, "b")
     assert await first_lease.acquire()
     assert (first_lease.is_held, first_lease.fence, table.outer) == (True, 1, 1)
     clock.advance(3)
@@ -368,8 +349,7 @@ async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeC
 
 
 async def test_database_holder_blocks_bucket_lease_holder(clock: FakeClock) -> None:
-    bucket, table = create_released_bucket(), FakeSenderTable()
-    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    _, table, lease = create_both_leases(clock)
     table.host = "red"
     assert not await lease.acquire()
     assert (lease.is_held, lease.holder) == (False, "red")
@@ -381,8 +361,7 @@ async def test_database_holder_blocks_bucket_lease_holder(clock: FakeClock) -> N
 
 
 async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(clock: FakeClock) -> None:
-    bucket, table = create_released_bucket(), FakeSenderTable()
-    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    bucket, table, lease = create_both_leases(clock)
     table.is_unavailable = True
     with pytest.raises(LeaseError, match="could not acquire the sender lease"):
         await lease.acquire()
@@ -434,15 +413,14 @@ async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: Sq
     assert original.add_state(ServiceState()) == ServiceState(sends=True, sender="")
 
 
-class FakeSharedStore:
-    """The part of a shared database that concerns the sender."""
+class FakeSharedStore(FakeSenderTable):
+    """The part of a shared database that concerns its hosts."""
 
     is_shared = True
 
     def __init__(self) -> None:
-        self.host = ""
+        super().__init__()
         self.proves = True
-        self.is_unavailable = False
         self.meta: dict[str, str] = {}
 
     async def get_meta(self, key: str) -> str | None:
@@ -450,11 +428,6 @@ class FakeSharedStore:
 
     async def run(self, _set_meta: object, key: str, value: str) -> None:
         self.meta[key] = value
-
-    async def get_sender_host(self) -> str:
-        if self.is_unavailable:
-            raise StoreError("the database is away")
-        return self.host
 
     async def has_prover(self) -> bool:
         return self.proves
@@ -486,77 +459,86 @@ class SenderCircuits(StubAgreed):
         return "k11+"
 
 
-async def test_sender_publishes_its_circuit_again_after_the_database_has_lost_it(clock: FakeClock) -> None:
+@asynccontextmanager
+async def exchange_as(host: ClusterMember, *others: str) -> AsyncIterator[ClusterMember]:
+    """Run the exchange of this host with the others, without its other tasks."""
+    parts = host.tasks
+    for name in ("clock", *others):
+        parts[name].close()
+    exchanging = asyncio.create_task(parts["agreement"])
+    try:
+        yield host
+    finally:
+        exchanging.cancel()
+
+
+@pytest.fixture
+def shared_store() -> FakeSharedStore:
+    return FakeSharedStore()
+
+
+@pytest.fixture
+def api_host(shared_store: FakeSharedStore, clock: FakeClock) -> ClusterMember:
+    """A host that only accepts shares."""
+    return create_member(
+        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
+    )
+
+
+async def test_sender_publishes_its_circuit_again_after_the_database_has_lost_it(
+    shared_store: FakeSharedStore, clock: FakeClock
+) -> None:
     """As after the promotion of a standby that is behind."""
-    shared_store = FakeSharedStore()
     lease = DatabaseLease(FakeSenderTable(), clock=clock)
     assert await lease.acquire()
-    parts = create_member(shared_store, lease, clock, agreed=SenderCircuits()).tasks
-    parts["clock"].close()
-    parts["lease"].close()
-    exchanging = asyncio.create_task(parts["agreement"])
-    for _ in range(2):
-        await wait_until(lambda: shared_store.meta == {"circuit.now": "k11+"})
-        shared_store.meta.clear()
-        clock.advance(EXCHANGE_INTERVAL_SECONDS)
-    exchanging.cancel()
+    async with exchange_as(create_member(shared_store, lease, clock, agreed=SenderCircuits()), "lease"):
+        for _ in range(2):
+            await wait_until(lambda: shared_store.meta == {"circuit.now": "k11+"})
+            shared_store.meta.clear()
+            clock.advance(EXCHANGE_INTERVAL_SECONDS)
 
 
-async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
-    shared_store = FakeSharedStore()
-    host = create_member(
-        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
-    )
-    parts = host.tasks
-    parts["clock"].close()
-    assert host.add_state(ServiceState()).sender is None
-    agreeing = asyncio.create_task(parts["agreement"])
-    for shared_store.host, shared_store.is_unavailable, known in (
-        ("red", False, "red"),
-        ("", False, ""),
-        ("red", True, None),
-    ):
-        clock.advance(EXCHANGE_INTERVAL_SECONDS)
-        await wait_until(partial(reports_sender, host, known))
-    agreeing.cancel()
+async def test_member_facts_follow_sender_host(
+    shared_store: FakeSharedStore, api_host: ClusterMember, clock: FakeClock
+) -> None:
+    assert api_host.add_state(ServiceState()).sender is None
+    async with exchange_as(api_host) as host:
+        for shared_store.host, shared_store.is_unavailable, known in (
+            ("red", False, "red"),
+            ("", False, ""),
+            ("red", True, None),
+        ):
+            clock.advance(EXCHANGE_INTERVAL_SECONDS)
+            await wait_until(partial(reports_sender, host, known))
 
 
-async def test_member_names_missing_sender_and_prover_after_a_takeover_would_have_ended(clock: FakeClock) -> None:
-    shared_store = FakeSharedStore()
-    lease = DatabaseLease(FakeSenderTable(), clock=clock)
-    host = create_member(shared_store, lease, clock, role="api", agreed=StubAgreed())
-    parts = host.tasks
-    parts["clock"].close()
-    agreeing = asyncio.create_task(parts["agreement"])
+async def test_member_names_missing_sender_and_prover_after_a_takeover_would_have_ended(
+    shared_store: FakeSharedStore, api_host: ClusterMember, clock: FakeClock
+) -> None:
     shared_store.proves = False
-    for shared_store.host, sender, missing in (("red", "red", None), ("", "", None), ("", "", "sender")):
-        clock.advance(MISSING_GRACE_SECONDS if missing else EXCHANGE_INTERVAL_SECONDS)
-        await wait_until(partial(reports_sender, host, sender))
-        assert (host.find_missing("sender") is not None) is (missing is not None)
-        assert (host.find_missing("prover") is not None) is (missing is not None)
-    assert "svote-helper serve --role sender" in str(host.find_missing("sender"))
-    shared_store.host, shared_store.proves = "red", True
-    clock.advance(EXCHANGE_INTERVAL_SECONDS)
-    await wait_until(lambda: host.find_missing("sender") is None and host.find_missing("prover") is None)
-    agreeing.cancel()
-
-
-async def test_member_reports_a_database_that_cannot_be_read_for_long(clock: FakeClock) -> None:
-    shared_store = FakeSharedStore()
-    host = create_member(
-        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
-    )
-    parts = host.tasks
-    parts["clock"].close()
-    exchanging = asyncio.create_task(parts["agreement"])
-    for host_name, is_unavailable in (("red", False), ("blue", True), ("green", False)):
-        shared_store.host, shared_store.is_unavailable = host_name, is_unavailable
+    async with exchange_as(api_host) as host:
+        for shared_store.host, sender, missing in (("red", "red", None), ("", "", None), ("", "", "sender")):
+            clock.advance(MISSING_GRACE_SECONDS if missing else EXCHANGE_INTERVAL_SECONDS)
+            await wait_until(partial(reports_sender, host, sender))
+            assert (host.find_missing("sender") is not None) is (missing is not None)
+            assert (host.find_missing("prover") is not None) is (missing is not None)
+        assert "svote-helper serve --role sender" in str(host.find_missing("sender"))
+        shared_store.host, shared_store.proves = "red", True
         clock.advance(EXCHANGE_INTERVAL_SECONDS)
-        await wait_until(partial(reports_sender, host, None if is_unavailable else host_name))
-        assert host.find_missing("database") is None
-        clock.advance(MISSING_GRACE_SECONDS)
-        assert (host.find_missing("database") is not None) is is_unavailable
-    exchanging.cancel()
+        await wait_until(lambda: host.find_missing("sender") is None and host.find_missing("prover") is None)
+
+
+async def test_member_reports_a_database_that_cannot_be_read_for_long(
+    shared_store: FakeSharedStore, api_host: ClusterMember, clock: FakeClock
+) -> None:
+    async with exchange_as(api_host) as host:
+        for host_name, is_unavailable in (("red", False), ("blue", True), ("green", False)):
+            shared_store.host, shared_store.is_unavailable = host_name, is_unavailable
+            clock.advance(EXCHANGE_INTERVAL_SECONDS)
+            await wait_until(partial(reports_sender, host, None if is_unavailable else host_name))
+            assert host.find_missing("database") is None
+            clock.advance(MISSING_GRACE_SECONDS)
+            assert (host.find_missing("database") is not None) is is_unavailable
 
 
 async def test_member_with_expired_lease_blocks_work_but_not_intake(

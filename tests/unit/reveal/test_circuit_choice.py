@@ -17,24 +17,28 @@ from tests.support.clock import FakeClock
 
 
 class FakeMeta(dict[str, str]):
-    """Stores the circuit that a chain accepted, as the store's meta table does."""
+    """Stores the circuit that a chain accepted, as the store's meta table does, for choices with this clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
 
     async def put(self, key: str, value: str) -> None:
         self[key] = value
 
+    def create(self, setting: str = "auto") -> CircuitChoice:
+        return CircuitChoice(setting, clock=self.clock, store_counted=self.put)
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+    def select(self, setting: str = "auto", *, version: str = "", stored: str | None = None) -> CircuitChoice:
+        """Create a choice whose chain is known."""
+        choice = self.create(setting)
+        choice.select_initial("svote-1", version, stored)
+        return choice
 
 
 @pytest.fixture
 def meta() -> FakeMeta:
     return FakeMeta()
-
-
-def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> CircuitChoice:
-    return CircuitChoice(setting, clock=clock, store_counted=memory.put)
 
 
 @pytest.mark.parametrize(
@@ -47,33 +51,26 @@ def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> Circuit
         ("v1.3.0", "k9", "k10"),
     ],
 )
-def test_last_accepted_circuit_is_preferred(
-    clock: FakeClock, meta: FakeMeta, version: str, stored: str | None, expected: str
-) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", version, stored)
+def test_last_accepted_circuit_is_preferred(meta: FakeMeta, version: str, stored: str | None, expected: str) -> None:
+    auto = meta.select(version=version, stored=stored)
     assert auto.current == expected
     assert set(auto.required_circuits) == {"k10", "k11"}
 
 
-@pytest.mark.anyio
-async def test_refused_valid_proof_switches_circuit_once_and_is_stored(clock: FakeClock, meta: FakeMeta) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "", None)
+async def test_refused_valid_proof_switches_circuit_once_and_is_stored(meta: FakeMeta) -> None:
+    auto = meta.select()
     auto.record_refused("k10", 100)
     assert auto.current == "k11"
     auto.record_refused("k10", 100)
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
     await auto.record_counted("k11", 101)
     assert meta == {"circuit:svote-1": "k11"}
-    restarted = create_selector("auto", clock, meta)
-    restarted.select_initial("svote-1", "", meta[CircuitChoice.storage_key("svote-1")])
+    restarted = meta.select(stored=meta[CircuitChoice.storage_key("svote-1")])
     assert restarted.current == "k11"
 
 
-def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: FakeMeta) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "", None)
+def test_share_refused_with_both_circuits_pauses_queue(meta: FakeMeta) -> None:
+    auto = meta.select()
     auto.record_refused("k10", 100)
     assert auto.pause_reason is None
     auto.record_refused("k11", 100)
@@ -82,8 +79,7 @@ def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: F
     assert auto.current == "k10", "the other generation is tried after the pause"
 
 
-@pytest.mark.anyio
-async def test_failed_store_of_accepted_circuit_is_retried(clock: FakeClock, meta: FakeMeta) -> None:
+async def test_failed_store_of_accepted_circuit_is_retried(meta: FakeMeta) -> None:
     full = True
 
     async def remember(key: str, value: str) -> None:
@@ -91,7 +87,7 @@ async def test_failed_store_of_accepted_circuit_is_retried(clock: FakeClock, met
             raise StoreFull("no space")
         await meta.put(key, value)
 
-    auto = CircuitChoice("auto", clock=clock, store_counted=remember)
+    auto = CircuitChoice("auto", clock=meta.clock, store_counted=remember)
     auto.select_initial("svote-1", "", None)
     with pytest.raises(StoreFull):
         await auto.record_counted("k10", 101)
@@ -100,16 +96,14 @@ async def test_failed_store_of_accepted_circuit_is_retried(clock: FakeClock, met
     assert meta == {"circuit:svote-1": "k10"}
 
 
-@pytest.mark.anyio
-async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeClock, meta: FakeMeta) -> None:
-    by_hand = create_selector("k11", clock, meta)
-    by_hand.select_initial("svote-1", "v1.3.0", "k10")
+async def test_refused_configured_circuit_pauses_queue_with_reason(meta: FakeMeta) -> None:
+    by_hand = meta.select("k11", version="v1.3.0", stored="k10")
     assert (by_hand.current, by_hand.required_circuits) == ("k11", ("k11",))
     by_hand.record_refused("k11", 100)
     assert by_hand.current == "k11"
     assert by_hand.pause_reason is not None
     assert '"k10"' in str(by_hand.pause_reason)
-    clock.advance(PAUSE_SECONDS)
+    meta.clock.advance(PAUSE_SECONDS)
     assert by_hand.pause_reason is None, "one share retries from time to time: the chain may have upgraded"
     by_hand.record_refused("k11", 100)
     await by_hand.record_counted("k11", 101)
@@ -117,9 +111,8 @@ async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeCl
     assert meta == {}
 
 
-@pytest.mark.anyio
-async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClock, meta: FakeMeta) -> None:
-    auto = create_selector("auto", clock, meta)
+async def test_selection_is_tentative_until_chain_accepts_circuit(meta: FakeMeta) -> None:
+    auto = meta.create()
     assert not auto.is_current_unproven, "no chain is known yet"
     auto.select_initial("svote-1", "", None)
     assert auto.is_current_unproven
@@ -132,12 +125,8 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClo
     assert auto.is_current_unproven, "one reveal detects an upgrade of the chain"
 
 
-@pytest.mark.anyio
-async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_counted(
-    clock: FakeClock, meta: FakeMeta
-) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "", "k10")
+async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_counted(meta: FakeMeta) -> None:
+    auto = meta.select(stored="k10")
     auto.record_refused("k10", 100)
     auto.record_accepted("k11", "a")
     assert (auto.current, auto.is_current_unproven, meta) == ("k11", False, {})
@@ -147,9 +136,8 @@ async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_coun
     assert auto.current == "k10"
 
 
-def test_node_that_accepts_every_proof_does_not_change_the_choice(clock: FakeClock, meta: FakeMeta) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "", "k11")
+def test_node_that_accepts_every_proof_does_not_change_the_choice(meta: FakeMeta) -> None:
+    auto = meta.select(stored="k11")
     auto.refusers["k11"] = {"honest"}
     auto.record_refused("k11", 100)
     for circuit in ("k10", "k11", "k10"):
@@ -160,19 +148,15 @@ def test_node_that_accepts_every_proof_does_not_change_the_choice(clock: FakeClo
     assert (auto.current, auto.refusers) == ("k11", {"k10": {"honest"}, "k11": set()}), "the chain has changed it back"
 
 
-def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
-    by_hand, stored = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
-    by_hand.select_initial("svote-1", "", None)
-    stored.select_initial("svote-1", "v1.2.0", "k10")
+def test_configured_or_stored_selection_is_not_tentative(meta: FakeMeta) -> None:
+    by_hand, stored = meta.select("k11"), meta.select(version="v1.2.0", stored="k10")
     assert not by_hand.is_current_unproven
     assert not stored.is_current_unproven
 
 
-def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) -> None:
-    prover = create_selector("auto", clock, meta)
-    prover.select_initial("svote-1", "", None)
-    sender = create_selector("auto", clock, meta)
-    sender.select_initial("svote-1", "v1.2.0", None)
+def test_prover_host_reads_accepted_circuit(meta: FakeMeta) -> None:
+    prover = meta.select()
+    sender = meta.select(version="v1.2.0")
     prover.apply_state(sender.publish_state())
     assert (prover.current, prover.is_current_unproven) == ("k11", True)
     sender.record_accepted("k11", "a")
@@ -181,9 +165,8 @@ def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) ->
 
 
 @pytest.mark.parametrize("setting", ["auto", "k10"])
-def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock, meta: FakeMeta) -> None:
-    selector = create_selector(setting, clock, meta)
-    selector.select_initial("svote-1", "", None)
+def test_paused_selector_allows_trial_after_block(setting: str, meta: FakeMeta) -> None:
+    selector = meta.select(setting)
     selector.note_block()
     for _ in range(2):
         for circuit in ("k10", "k11"):
@@ -194,23 +177,20 @@ def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock
         assert selector.pause_reason is not None, "it is reported until a proof is accepted"
 
 
-@pytest.mark.anyio
 @pytest.mark.rule("N21")
 @pytest.mark.parametrize(("stored", "current"), [(None, "k10"), ("k10", "k10"), ("k11", "k11")])
 async def test_version_newer_than_known_needs_one_trial_after_each_start(
-    clock: FakeClock, meta: FakeMeta, stored: str | None, current: str
+    meta: FakeMeta, stored: str | None, current: str
 ) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "v1.8.0", stored)
+    auto = meta.select(version="v1.8.0", stored=stored)
     assert (auto.current, auto.is_current_unproven) == (current, True)
     await auto.record_counted(current, 101)
     assert not auto.is_current_unproven
     assert meta == {"circuit:svote-1": current}
 
 
-def test_share_of_unknown_kind_has_no_circuit(clock: FakeClock, meta: FakeMeta) -> None:
-    auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "v1.7.0", None)
+def test_share_of_unknown_kind_has_no_circuit(meta: FakeMeta) -> None:
+    auto = meta.select(version="v1.7.0")
     assert auto.circuit_for("") == "k10"
     with pytest.raises(CircuitError):
         auto.circuit_for("hidden-choice")
@@ -260,7 +240,6 @@ class Chain:
         return (circuit, proof, statement.root) == (self.valid_circuit, b"proof", root)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("facts", "learnt"),
     [
@@ -277,9 +256,9 @@ class Chain:
     ],
 )
 async def test_circuit_is_learnt_from_a_reveal_that_the_block_counted(
-    clock: FakeClock, meta: FakeMeta, facts: dict[str, Any], learnt: str | None
+    meta: FakeMeta, facts: dict[str, Any], learnt: str | None
 ) -> None:
-    chain, auto = Chain(), create_selector("auto", clock, meta)
+    chain, auto = Chain(), meta.create()
     vars(chain).update(facts)
     await chain.learn(auto)
     assert chain.blocks_read == [], "no chain is known yet"
@@ -291,12 +270,8 @@ async def test_circuit_is_learnt_from_a_reveal_that_the_block_counted(
     assert chain.blocks_read == ([101] if learnt else [101, 102]), "blocks are read only until it is known"
 
 
-@pytest.mark.anyio
-async def test_block_that_no_node_returned_is_read_again(
-    clock: FakeClock, meta: FakeMeta, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chain, auto = Chain(), create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", "", None)
+async def test_block_that_no_node_returned_is_read_again(meta: FakeMeta, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, auto = Chain(), meta.select()
     with monkeypatch.context() as patch:
         patch.setattr(chain, "block", AsyncMock(side_effect=ChainUnavailable("no node responded")))
         await chain.learn(auto)
@@ -305,13 +280,8 @@ async def test_block_that_no_node_returned_is_read_again(
     assert not auto.is_current_unproven
 
 
-@pytest.mark.anyio
-async def test_blocks_before_a_refusal_and_for_a_configured_circuit_teach_nothing(
-    clock: FakeClock, meta: FakeMeta
-) -> None:
-    chain, auto, by_hand = Chain(), create_selector("auto", clock, meta), create_selector("k10", clock, meta)
-    for choice in (auto, by_hand):
-        choice.select_initial("svote-1", "", "k10")
+async def test_blocks_before_a_refusal_and_for_a_configured_circuit_teach_nothing(meta: FakeMeta) -> None:
+    chain, auto, by_hand = Chain(), meta.select(stored="k10"), meta.select("k10", stored="k10")
     auto.record_refused("k10", 101)
     await chain.learn(auto, 101)
     await chain.learn(by_hand, 101)

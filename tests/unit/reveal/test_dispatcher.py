@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,20 +15,8 @@ from helper.core.share import ShareState
 from helper.errors import ProofFailed, ProverCrashed, StoreError
 from helper.store import rounds, shares
 from helper.store.store import Store
-from tests.support.fakes import (
-    ROUND,
-    START_TIME,
-    CountingClock,
-    wait_for_length,
-    wait_until,
-)
+from tests.support.fakes import ROUND, START_TIME, CountingClock, wait_for_length, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
-
-
-@pytest.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
-    async with open_pipeline(tmp_path / "queue.db") as opened:
-        yield opened
 
 
 def has_slept_again(pipeline: Pipeline, sleeps: int) -> bool:
@@ -65,8 +52,7 @@ async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_
         assert pipeline.dispatcher.pause_reason is not None, "the clock's error is known before the next block"
         assert sorted(pipeline.prover.positions) == [1, 2]
         pipeline.clock.set_wall_clock(-3600)
-        pipeline.clock.advance(121)
-        pipeline.show_block()
+        pipeline.show_block(after=121)
         await pipeline.settle_dispatcher()
         await wait_until(lambda: 3 in pipeline.prover.positions)
         assert pipeline.prover.positions[2:] == [3]
@@ -118,8 +104,7 @@ async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipel
     for position in range(1, 31):
         await pipeline.enqueue(position, submit_at=START_TIME + position)
     keyed = [row[0] for row in pipeline.query_rows("SELECT field(witness, 'tree_position') FROM shares ORDER BY rank")]
-    pipeline.clock.advance(60)
-    pipeline.show_block()
+    pipeline.show_block(after=60)
     held = pipeline.prover.block(keyed[0])
     async with pipeline.run_dispatcher():
         await wait_until(lambda: len(pipeline.nodes.posts) >= 27)
@@ -133,8 +118,7 @@ async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipel
 async def test_dispatch_in_a_backlog_does_not_spin_while_provers_work(pipeline: Pipeline) -> None:
     held = [pipeline.prover.block(position) for position in range(1, 11)]
     await pipeline.enqueue(*range(1, 11))
-    pipeline.clock.advance(60)
-    pipeline.show_block()
+    pipeline.show_block(after=60)
     async with pipeline.run_dispatcher():
         await wait_until(lambda: pipeline.prover.running == 2)
         await pipeline.settle_dispatcher()

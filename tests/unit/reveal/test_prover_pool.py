@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -31,6 +32,7 @@ from helper.reveal.prover_pool import Proof, ProverPool, WorkerCommand, WorkerPr
 from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share
+from tests.support.tasks import running
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 
@@ -40,18 +42,31 @@ async def make_proof(pool: ProverPool, proposal_id: int = 1) -> Proof:
     return await pool.prove("k10", *create_provable_share(proposal_id))
 
 
-@asynccontextmanager
-async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
-    """A pool of workers with fake proofs, all warm."""
-    pool = ProverPool(workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND)
-    runner = asyncio.create_task(pool.run())
-    try:
-        await asyncio.sleep(0)
+def create_pool(**settings: Any) -> ProverPool:
+    usual: dict[str, Any] = {"workers": 1, "circuits": ("k10", "k11"), "clock": SystemClock(), "command": COMMAND}
+    return ProverPool(**{**usual, **settings})
+
+
+async def wait_ready(pool: ProverPool) -> None:
+    async with asyncio.timeout(60):
         await pool.wait_ready()
+
+
+@asynccontextmanager
+async def run_until_cancelled(pool: ProverPool) -> AsyncIterator[None]:
+    async with running(pool.run()):
+        await asyncio.sleep(0)
+        yield
+
+
+@asynccontextmanager
+async def run_pool(*, is_warm: bool = True, **settings: Any) -> AsyncIterator[ProverPool]:
+    """A pool of workers with fake proofs, by default one of both circuits; all warm unless the test waits for them."""
+    pool = create_pool(**settings)
+    async with run_until_cancelled(pool):
+        if is_warm:
+            await wait_ready(pool)
         yield pool
-    finally:
-        runner.cancel()
-        await asyncio.gather(runner, return_exceptions=True)
 
 
 async def wait_until_exited(pid: int) -> None:
@@ -64,7 +79,6 @@ async def wait_until_exited(pid: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.anyio
 async def test_prove_returns_statement_of_witness() -> None:
     started: list[bool] = []
     async with run_pool() as pool:
@@ -104,21 +118,17 @@ async def test_other_workers_start_once_the_first_is_ready(
         await may_start.wait()
         return await WorkerProcess.spawn(command, threads=threads)
 
-    pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command=COMMAND, spawn=spawn)
-    runner = asyncio.create_task(pool.run())
-    await starts.get()
-    if wait_seconds == 0.0:
-        await starts.get()  # although the first one is not ready
-    assert (pool.is_ready, starts.qsize()) == (False, 0)
-    may_start.set()
-    await pool.wait_ready()
-    if wait_seconds > 0.0:
+    async with run_pool(is_warm=False, workers=2, circuits=("k10",), spawn=spawn) as pool:
         await starts.get()
-    runner.cancel()
-    await asyncio.gather(runner, return_exceptions=True)
+        if wait_seconds == 0.0:
+            await starts.get()  # although the first one is not ready
+        assert (pool.is_ready, starts.qsize()) == (False, 0)
+        may_start.set()
+        await pool.wait_ready()
+        if wait_seconds > 0.0:
+            await starts.get()
 
 
-@pytest.mark.anyio
 async def test_prove_is_not_begun_when_no_longer_needed() -> None:
     started: list[bool] = []
 
@@ -140,7 +150,6 @@ async def test_prove_is_not_begun_when_no_longer_needed() -> None:
         assert pool.pids == pids, "the worker goes on"
 
 
-@pytest.mark.anyio
 async def test_jobs_that_go_first_precede_queued_ones() -> None:
     started: list[int] = []
     is_waiting, may_go_on = asyncio.Event(), asyncio.Event()
@@ -169,7 +178,6 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
     assert started == [0, 3, 4, 1, 2]
 
 
-@pytest.mark.anyio
 async def test_time_for_which_the_service_was_stopped_is_not_time_of_the_prover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,7 +196,6 @@ async def test_time_for_which_the_service_was_stopped_is_not_time_of_the_prover(
         await worker.kill()
 
 
-@pytest.mark.anyio
 async def test_hanging_worker_is_killed_and_replaced() -> None:
     async with run_pool(timeout=0.2) as pool:
         (pid,) = pool.pids
@@ -198,7 +205,6 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
         assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
 
 
-@pytest.mark.anyio
 async def test_crashing_worker_fails_only_its_job() -> None:
     async with run_pool(workers=2) as pool:
         results = await asyncio.gather(
@@ -210,7 +216,6 @@ async def test_crashing_worker_fails_only_its_job() -> None:
         assert [type(result).__name__ for result in results] == ["ProverCrashed", "Proof", "Proof"]
 
 
-@pytest.mark.anyio
 async def test_killed_idle_worker_is_replaced_transparently() -> None:
     async with run_pool() as pool:
         (idle,) = pool.pids
@@ -225,7 +230,6 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
         assert pool.pids != [idle]
 
 
-@pytest.mark.anyio
 async def test_refused_witness_keeps_worker_alive() -> None:
     async with run_pool() as pool:
         before = pool.pids
@@ -235,21 +239,17 @@ async def test_refused_witness_keeps_worker_alive() -> None:
         assert pool.pids == before
 
 
-@pytest.mark.anyio
 async def test_start_with_other_key_fingerprint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_BAD_KEYS", "1")
-    pool = ProverPool(workers=2, circuits=("k10", "k11"), clock=SystemClock(), command=COMMAND)
+    pool = create_pool(workers=2)
     with pytest.raises(ProverError, match="fingerprint"):
         await pool.run()
     assert (pool.is_ready, pool.pids) == (False, [])
 
 
-@pytest.mark.anyio
 async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
     program = tmp_path / "worker"
-    pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), command=(str(program),))
-    runner = asyncio.create_task(pool.run())
-    try:
+    async with run_pool(is_warm=False, circuits=("k10",), command=(str(program),)) as pool:
         with capture_logs() as logs:
             while not any(entry["event"] == "prover_start_failed" for entry in logs):
                 await asyncio.sleep(0)
@@ -257,15 +257,10 @@ async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
         partial.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
         partial.chmod(0o755)
         partial.replace(program)
-        async with asyncio.timeout(60):
-            await pool.wait_ready()
+        await wait_ready(pool)
         assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
-    finally:
-        runner.cancel()
-        await asyncio.gather(runner, return_exceptions=True)
 
 
-@pytest.mark.anyio
 async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
     async with run_pool() as pool:
         assert pool.proof_timeout("k11") == 60.0
@@ -282,6 +277,10 @@ class SlowSelfTestWorker(WorkerProcess):
         """Start no process."""
         self.requests: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
         self.key_errors: list[Exception] = []
+
+    async def spawn_instead(self, command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+        """Return this worker in place of a process."""
+        return self
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         self.requests.put_nowait((frame["op"], list(frame.get("circuits", ()))))
@@ -301,75 +300,49 @@ class SlowSelfTestWorker(WorkerProcess):
 @pytest.mark.parametrize(
     ("circuits", "k10", "limits"), [(("k10", "k11"), 2.0, (100, 600)), (("k11", "k10"), 1 / 3, (60, 100))]
 )
-@pytest.mark.anyio
 async def test_self_test_of_one_circuit_estimates_the_other(
     circuits: tuple[str, ...], k10: float, limits: tuple[float, float]
 ) -> None:
-    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
-        return SlowSelfTestWorker()
-
-    pool = ProverPool(workers=1, circuits=circuits, clock=SystemClock(), spawn=spawn)
-    assert pool.estimated_seconds("k10") is None
-    runner = asyncio.create_task(pool.run())
-    await asyncio.sleep(0)
-    async with asyncio.timeout(60):
-        await pool.wait_ready()
-    assert pool.estimated_seconds("k10") == pytest.approx(k10)
-    assert pool.estimated_seconds("k11") == pytest.approx(6 * k10)
-    assert (pool.proof_timeout("k10"), pool.proof_timeout("k11")) == pytest.approx(limits)
-    runner.cancel()
-    await asyncio.gather(runner, return_exceptions=True)
+    async with run_pool(is_warm=False, circuits=circuits, spawn=SlowSelfTestWorker().spawn_instead) as pool:
+        assert pool.estimated_seconds("k10") is None
+        await wait_ready(pool)
+        assert pool.estimated_seconds("k10") == pytest.approx(k10)
+        assert pool.estimated_seconds("k11") == pytest.approx(6 * k10)
+        assert (pool.proof_timeout("k10"), pool.proof_timeout("k11")) == pytest.approx(limits)
 
 
-@pytest.mark.anyio
 async def test_worker_is_ready_with_one_circuit_and_creates_other_keys_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = SlowSelfTestWorker()
-
-    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
-        return worker
-
     monkeypatch.setattr(pool_module, "LOAD_IDLE_SECONDS", 0.01)
-    pool = ProverPool(workers=1, circuits=("k10", "k11"), clock=SystemClock(), spawn=spawn)
+    pool = create_pool(spawn=worker.spawn_instead)
     pool.set_circuits(("k11", "k10"))
-    runner = asyncio.create_task(pool.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), run_until_cancelled(pool):
         assert await worker.requests.get() == ("start", ["k11"])
         await pool.wait_ready()
         assert await worker.requests.get() == ("load", ["k10"])
-    assert worker.requests.empty()
-    runner.cancel()
-    await asyncio.gather(runner, return_exceptions=True)
+        assert worker.requests.empty()
 
 
 @pytest.mark.parametrize("errors", [[], [ProverTimeout("no reply"), ProverCrashed("killed")]], ids=["loads", "fails"])
-@pytest.mark.anyio
 async def test_job_of_other_circuit_begins_once_its_keys_are_loaded(errors: list[Exception]) -> None:
     worker = SlowSelfTestWorker()
     worker.key_errors = list(errors)
-
-    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
-        return worker
-
     requests: list[tuple[str, list[str]]] = []
 
     def note_start() -> None:
         while not worker.requests.empty():
             requests.append(worker.requests.get_nowait())
 
-    pool = ProverPool(workers=1, circuits=("k11", "k10"), clock=SystemClock(), spawn=spawn)
-    runner = asyncio.create_task(pool.run())
-    async with asyncio.timeout(60):
+    settings: dict[str, Any] = {"circuits": ("k11", "k10"), "spawn": worker.spawn_instead}
+    async with asyncio.timeout(60), run_pool(is_warm=False, **settings) as pool:
         await pool.prove("k10", *create_provable_share(), on_start=note_start)
-    starts = 1 + len(errors)
-    assert requests == [("start", ["k11"]), ("load", ["k10"])] * starts
-    assert pool.unexpected_exits.total() == len(errors)
-    runner.cancel()
-    await asyncio.gather(runner, return_exceptions=True)
+        starts = 1 + len(errors)
+        assert requests == [("start", ["k11"]), ("load", ["k10"])] * starts
+        assert pool.unexpected_exits.total() == len(errors)
 
 
-@pytest.mark.anyio
 async def test_worker_whose_native_module_is_not_verified_is_not_started() -> None:
     spawned: list[WorkerCommand] = []
     checks = iter([ReleaseError("does not match the signed release"), None])
@@ -388,18 +361,12 @@ async def test_worker_whose_native_module_is_not_verified_is_not_started() -> No
         return SlowSelfTestWorker()
 
     loop = asyncio.get_running_loop()
-    pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), spawn=spawn, check_start=check)
     with capture_logs() as logs:
-        runner = asyncio.create_task(pool.run())
-        await asyncio.sleep(0)
-        async with asyncio.timeout(60):
-            await pool.wait_ready()
-    assert len(spawned) == 1
+        async with run_pool(circuits=("k10",), spawn=spawn, check_start=check):
+            assert len(spawned) == 1
     assert [log["reason"] for log in logs if log["event"] == "prover_start_failed"] == [
         "does not match the signed release"
     ]
-    runner.cancel()
-    await asyncio.gather(runner, return_exceptions=True)
 
 
 SERVICE_SCRIPT = """
@@ -421,7 +388,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.anyio
 async def test_workers_end_when_service_is_killed() -> None:
     service = subprocess.Popen(
         [sys.executable, "-c", SERVICE_SCRIPT.format(command=COMMAND)], stdout=subprocess.PIPE, text=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from helper.reveal.revealer import RECENT_PROOFS, ProofTimes
 from helper.store import rounds, shares
 from tests.support.fakes import ANCHOR, ROUND, START_TIME, CountingClock, create_share, nullifier_of, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
-
-
-@pytest.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
-    async with open_pipeline(tmp_path / "queue.db") as opened:
-        yield opened
 
 
 async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) -> None:
@@ -65,16 +58,14 @@ async def test_share_outside_tree_is_requeued_without_attempt(pipeline: Pipeline
 @pytest.mark.parametrize("error", [ProverTimeout("no proof within 60 s"), ProofFailed("the circuit refused")])
 async def test_proof_timeout_or_failure_spends_one_attempt(pipeline: Pipeline, error: HelperError) -> None:
     pipeline.prover.failures[1] = [error]
-    await pipeline.enqueue(1)
-    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    assert not await pipeline.revealer.prove(await pipeline.claim_new_share())
     assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
 
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("wrong", ["root", "nullifier"])
 async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: str) -> None:
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     if wrong == "root":
         pipeline.prover.root = b"\xff" * 32
     else:
@@ -122,8 +113,7 @@ async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded
 @pytest.mark.rule("R12")
 async def test_share_confirmed_during_proof_is_not_prepared(pipeline: Pipeline) -> None:
     proof_may_end = pipeline.prover.block(1)
-    await pipeline.enqueue(1)
-    proving = asyncio.create_task(pipeline.revealer.prove(await pipeline.claim_due_share()))
+    proving = asyncio.create_task(pipeline.revealer.prove(await pipeline.claim_new_share()))
     await wait_until(lambda: pipeline.prover.started_proofs)
     await pipeline.count_on_chain(1)
     proof_may_end.set()
@@ -134,8 +124,7 @@ async def test_share_confirmed_during_proof_is_not_prepared(pipeline: Pipeline) 
 
 @pytest.mark.rule("R12")
 async def test_share_confirmed_before_its_proof_begins_is_not_proven(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     await pipeline.count_on_chain(1)
     assert not await pipeline.revealer.prove(queued)
     assert pipeline.prover.started_proofs == []
@@ -146,8 +135,7 @@ async def test_share_confirmed_before_its_proof_begins_is_not_proven(pipeline: P
 async def test_proof_that_would_end_after_the_round_is_not_begun(pipeline: Pipeline) -> None:
     pipeline.proof_times.record(60.0)
     pipeline.rounds.end = START_TIME + 48
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     assert not await pipeline.revealer.prove(queued)
     assert pipeline.prover.started_proofs == []
     assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, START_TIME * 1000)
@@ -271,8 +259,7 @@ async def test_failure_of_all_quick_retries_is_reported_once(pipeline: Pipeline)
 
 @pytest.mark.rule("R15")
 async def test_permanent_failure_is_reported_and_keeps_witness(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     with capture_logs() as logs:
         await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
     errors = [entry for entry in logs if entry["log_level"] == "error"]
@@ -310,8 +297,7 @@ async def test_hour_of_node_outage_spends_no_attempt(pipeline: Pipeline) -> None
 
 @pytest.mark.rule("R12")
 async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     await pipeline.count_on_chain(1)
     for spent in (0, 4, 9):
         await pipeline.attempts.spend_attempt(
@@ -323,8 +309,7 @@ async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> No
 
 
 async def test_retry_after_clock_years_ahead_is_not_delayed_by_years(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    queued = await pipeline.claim_due_share()
+    queued = await pipeline.claim_new_share()
     pipeline.clock.set_wall_clock(10 * 365 * 24 * 3600)
     pipeline.prover.failures[1] = [ProofFailed("the circuit refused")]
     assert not await pipeline.revealer.prove(queued)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -26,13 +24,7 @@ from tests.support.fakes import (
     nullifier_of,
     wait_until,
 )
-from tests.support.queue_pipeline import Pipeline, open_pipeline
-
-
-@pytest.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
-    async with open_pipeline(tmp_path / "queue.db") as opened:
-        yield opened
+from tests.support.queue_pipeline import Pipeline
 
 
 async def check_after_block(pipeline: Pipeline) -> None:
@@ -59,6 +51,18 @@ async def enqueue_mixed(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1, submit_at=START_TIME + 3600)
     await pipeline.count_on_chain(4)
     assert pipeline.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
+
+
+async def close_mixed(pipeline: Pipeline) -> None:
+    """Close the round of these shares, and check it."""
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+
+
+async def check_closed_long_ago(pipeline: Pipeline) -> None:
+    await pipeline.store.run(mark_closed, ROUND, START_TIME - 25 * HOUR_SECONDS)
+    await check_after_block(pipeline)
 
 
 async def test_round_is_closed_only_by_the_chain(pipeline: Pipeline) -> None:
@@ -111,18 +115,14 @@ async def test_round_with_all_shares_confirmed_closes_without_error(pipeline: Pi
 
 @pytest.mark.rule("R12")
 async def test_late_block_confirms_a_share_failed_by_round_close(pipeline: Pipeline) -> None:
-    await enqueue_mixed(pipeline)
-    pipeline.rounds.closed.add(ROUND)
-    await check_after_block(pipeline)
+    await close_mixed(pipeline)
     assert await pipeline.count_on_chain(1)
     assert sorted(pipeline.share_states()) == [2, 3]
 
 
 @pytest.mark.rule("R7", "R14")
 async def test_purge_after_retention_deletes_all_data_of_the_round(pipeline: Pipeline) -> None:
-    await enqueue_mixed(pipeline)
-    pipeline.rounds.closed.add(ROUND)
-    await check_after_block(pipeline)
+    await close_mixed(pipeline)
     pipeline.clock.advance(24 * HOUR_SECONDS - 2)
     await check_after_second(pipeline)
     assert pipeline.store.calls.count("purge") == 0
@@ -143,8 +143,7 @@ async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
         await pipeline.store.run(shares.EnqueueOperation(share, nullifier, now=START_TIME)) is EnqueueResult.DUPLICATE
     )
     (before,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
-    await pipeline.store.run(mark_closed, ROUND, START_TIME - 25 * HOUR_SECONDS)
-    await check_after_block(pipeline)
+    await check_closed_long_ago(pipeline)
     await pipeline.store.run(save_rounds, [create_round(ROUND)], START_TIME)
     assert await pipeline.store.run(shares.EnqueueOperation(share, nullifier, now=START_TIME)) is EnqueueResult.QUEUED
     (after,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
@@ -167,8 +166,7 @@ async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
     await pipeline.store.run(save_rounds, [create_round(OTHER_ROUND)], START_TIME)
     other = create_share(7, round_id=OTHER_ROUND)
     await pipeline.store.run(shares.EnqueueOperation(other, nullifier_of(other.primary_blind), now=START_TIME))
-    await pipeline.store.run(mark_closed, ROUND, START_TIME - 25 * HOUR_SECONDS)
-    await check_after_block(pipeline)
+    await check_closed_long_ago(pipeline)
     assert await pipeline.store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
     assert pipeline.rounds.forgotten == [ROUND]
 
@@ -194,9 +192,7 @@ async def test_loop_reports_then_purges_and_repeats_what_failed(pipeline: Pipeli
 async def test_rounds_are_not_read_without_chain_change_or_due_purge(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await enqueue_mixed(pipeline)
-    pipeline.rounds.closed.add(ROUND)
-    await check_after_block(pipeline)
+    await close_mixed(pipeline)
     await check_after_block(pipeline)
     rounds, reads = pipeline.store.list_rounds, 0
 
@@ -245,9 +241,7 @@ async def test_frozen_round_is_neither_failed_nor_purged(pipeline: Pipeline) -> 
 
 
 async def test_clock_set_years_ahead_purges_nothing(pipeline: Pipeline) -> None:
-    await enqueue_mixed(pipeline)
-    pipeline.rounds.closed.add(ROUND)
-    await check_after_block(pipeline)
+    await close_mixed(pipeline)
     (stored,) = await pipeline.store.list_rounds()
     assert stored.closed_at is not None
     assert abs(stored.closed_at - pipeline.clock.now()) < 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,11 +53,8 @@ RESPONSE_WAIT = 3.0
 ALREADY_SPENT = refuse_with("nullifier already spent: …")
 
 
-@pytest.fixture
-async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
-    async with open_pipeline(tmp_path / "queue.db") as opened:
-        yield opened
-        await opened.sender.stop()
+async def raise_bug(body: dict[str, Any]) -> httpx.Response:
+    raise RuntimeError("a bug")
 
 
 async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: Pipeline) -> None:
@@ -109,10 +106,7 @@ async def test_block_existing_at_last_send_causes_no_resend(pipeline: Pipeline) 
     pipeline.clock.advance(1)
     pipeline.height += 1
     for endpoint in pipeline.endpoints.nodes:  # the first probe since the send: the block may be older than the send
-        head = BlockHead(CHAIN_ID, pipeline.height, pipeline.clock.now())
-        endpoint.health.record_probe(
-            head, is_syncing=False, started_at=pipeline.clock.monotonic(), ended_at=pipeline.clock.monotonic()
-        )
+        pipeline.record_head(endpoint, BlockHead(CHAIN_ID, pipeline.height, pipeline.clock.now()))
     await pipeline.sender.reconcile()
     assert len(pipeline.nodes.posts) == 1
     await pipeline.next_block()
@@ -130,10 +124,7 @@ async def test_block_reported_late_by_node_causes_no_resend(pipeline: Pipeline) 
     for height, time in ((pipeline.height, old), (pipeline.height + 1, newer)):
         pipeline.clock.advance(1)
         for endpoint in pipeline.endpoints.nodes:
-            head = BlockHead(CHAIN_ID, height, time)
-            endpoint.health.record_probe(
-                head, is_syncing=False, started_at=pipeline.clock.monotonic(), ended_at=pipeline.clock.monotonic()
-            )
+            pipeline.record_head(endpoint, BlockHead(CHAIN_ID, height, time))
     pipeline.height += 1
     await pipeline.sender.reconcile()
     assert len(pipeline.nodes.posts) == 1
@@ -192,8 +183,7 @@ async def test_node_with_invalid_response_is_not_first_for_next_share(pipeline: 
     await pipeline.sender.send(await pipeline.prepare_message(1))
     await pipeline.sender.send(await pipeline.prepare_message(2))
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    pipeline.clock.advance(31)
-    pipeline.show_block()
+    pipeline.show_block(after=31)
     await pipeline.sender.send(await pipeline.prepare_message(3))
     assert pipeline.nodes.posted_to[-1] == FIRST_NODE, "the node is tried again"
 
@@ -211,8 +201,7 @@ async def test_without_fresh_node_nothing_is_sent_or_spent(pipeline: Pipeline) -
 @pytest.mark.rule("N18")
 async def test_accepted_but_unconfirmed_message_goes_to_other_node_after_3_blocks(pipeline: Pipeline) -> None:
     await pipeline.sender.send(await pipeline.prepare_message())
-    for _ in range(2):
-        await pipeline.next_block()
+    await pipeline.next_block(2)
     assert pipeline.nodes.posted_to == [FIRST_NODE]
     await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
@@ -228,8 +217,7 @@ async def test_unconfirmed_after_10_blocks_gets_new_proof_without_attempt(
     pipeline.set_replies(response)
     await pipeline.sender.send(await pipeline.prepare_message())
     async with pipeline.run_dispatcher():
-        for _ in range(9):
-            await pipeline.next_block()
+        await pipeline.next_block(9)
         assert len({body for _, body in pipeline.nodes.posts}) == 1, "the same bytes"
         assert len(pipeline.prover.started_proofs) == 1, "at most one proof in ten blocks"
         await pipeline.next_block()
@@ -243,15 +231,13 @@ async def test_already_spent_response_does_not_confirm(pipeline: Pipeline) -> No
     pipeline.set_replies(ALREADY_SPENT)
     await pipeline.sender.send(await pipeline.prepare_message())
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
-    for _ in range(25):
-        await pipeline.next_block()
+    await pipeline.next_block(25)
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
     assert len(pipeline.prover.started_proofs) == 1, "another proof would not change the result"
     sent = len(pipeline.nodes.posts)
     assert await pipeline.count_on_chain(1)
     assert pipeline.read_share(1) is None
-    for _ in range(12):
-        await pipeline.next_block()
+    await pipeline.next_block(12)
     assert len(pipeline.nodes.posts) == sent, "never retried"
     assert (await pipeline.store.count_shares())[create_share(1).round_id] == {ShareState.SUBMITTED: 1}
 
@@ -346,8 +332,7 @@ async def test_share_sent_before_restart_waits_for_new_block(pipeline: Pipeline)
     assert await pipeline.revealer.prove(await pipeline.claim_due_share())
     await after_restart.send(share)
     assert len(pipeline.nodes.posts) == 1
-    pipeline.clock.advance(5)
-    pipeline.show_block()
+    pipeline.show_block(after=5)
     await after_restart.send(share)
     assert len(pipeline.nodes.posts) == 2
 
@@ -357,12 +342,10 @@ async def test_reveal_counted_in_an_unread_block_is_not_proven_again(pipeline: P
     await pipeline.sender.send(await pipeline.prepare_message())
     result = {"hash": "", "height": "101", "code": 0, "log": "", "events": []}
     pipeline.nodes.transactions = {SECOND_NODE: result}
-    for _ in range(3 * REPROVE_BLOCKS):
-        await pipeline.next_block()
+    await pipeline.next_block(3 * REPROVE_BLOCKS)
     assert pipeline.read_share(1, "state") == (ShareState.BROADCAST,)
     pipeline.nodes.transactions = {}
-    for _ in range(4):
-        await pipeline.next_block()
+    await pipeline.next_block(4)
     assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,)
 
 
@@ -371,8 +354,7 @@ async def test_failure_in_a_block_prevails_over_a_node_that_reports_the_reveal_a
     counted = {"hash": "", "height": "101", "code": 0, "log": "", "events": []}
     failed = counted | {"code": 1, "log": "invalid zero-knowledge proof: verification failed"}
     pipeline.nodes.transactions = {FIRST_NODE: counted, SECOND_NODE: failed}
-    for _ in range(REPROVE_BLOCKS + 1):
-        await pipeline.next_block()
+    await pipeline.next_block(REPROVE_BLOCKS + 1)
     assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
     assert pipeline.circuits.current == "k11"
 
@@ -381,8 +363,7 @@ async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pi
     pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: reply_with(429, error="too many requests")}
     pipeline.circuits.select_initial("svote-test", "", None)
     await pipeline.sender.send(await pipeline.prepare_message())
-    for _ in range(REPROVE_BLOCKS):
-        await pipeline.next_block()
+    await pipeline.next_block(REPROVE_BLOCKS)
     assert pipeline.circuits.current == "k11"
     assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
 
@@ -395,8 +376,7 @@ async def test_circuit_refused_for_confirmed_share_is_switched_although_last_nod
     await pipeline.count_on_chain(1)  # another helper revealed it
     pipeline.sender.forget_confirmed(first)
     await pipeline.sender.send(await pipeline.prepare_message(2))
-    for _ in range(REPROVE_BLOCKS):
-        await pipeline.next_block()
+    await pipeline.next_block(REPROVE_BLOCKS)
     assert pipeline.circuits.current == "k11"
     assert pipeline.read_share(2, "state, attempts") == (ShareState.RECEIVED, 0)
 
@@ -406,8 +386,7 @@ async def test_nodes_dropping_reveals_do_not_keep_them_from_third_node(pipeline:
     pipeline.nodes.replies["third:80"] = ACCEPTED_REPLY
     pipeline.show_block()
     await pipeline.sender.send(await pipeline.prepare_message())
-    for _ in range(7):
-        await pipeline.next_block()
+    await pipeline.next_block(7)
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE, "third:80"]
 
 
@@ -527,8 +506,7 @@ async def test_corrected_clock_prevents_early_resend(pipeline: Pipeline) -> None
     await pipeline.sender.send(share)
     assert len(pipeline.nodes.posts) == 1
     pipeline.clock.set_wall_clock(-60)
-    for _ in range(3):
-        await pipeline.next_block()
+    await pipeline.next_block(3)
     assert len(pipeline.nodes.posts) == 1
     pipeline.clock.advance(60)
     await pipeline.next_block()
@@ -542,8 +520,7 @@ async def test_takeover_waits_for_block_after_other_hosts_send(pipeline: Pipelin
     assert await pipeline.store.run(
         messages.mark_sending, share_id, height=pipeline.height, endpoint=SECOND_NODE
     )  # by another host
-    pipeline.clock.advance(5)
-    pipeline.show_block()
+    pipeline.show_block(after=5)
     pipeline.clock.advance(1)
     pipeline.sender.start_term()
     await pipeline.sender.reconcile()
@@ -636,8 +613,7 @@ async def test_sent_reveal_of_a_refused_circuit_is_sent_again_until_it_is_refuse
     await pipeline.sender.send(await pipeline.prepare_message())
     pipeline.circuits.record_refused("k10", 100)
     pipeline.set_replies(BAD_PROOF_REPLY)
-    for _ in range(3):
-        await pipeline.next_block()
+    await pipeline.next_block(3)
     assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
 
 
@@ -671,9 +647,6 @@ async def test_hanging_node_delays_only_sends_in_flight(pipeline: Pipeline) -> N
 
 
 async def test_error_with_one_unconfirmed_reveal_does_not_stop_others(pipeline: Pipeline) -> None:
-    async def raise_bug(body: dict[str, Any]) -> httpx.Response:
-        raise RuntimeError("a bug")
-
     pipeline.set_replies(raise_bug)
     await pipeline.prepare_message(1)
     with capture_logs() as logs:
@@ -766,10 +739,16 @@ async def wait_for_end(pipeline: Pipeline, work: Coroutine[Any, Any, None]) -> N
     await task
 
 
+async def send_to_stopped_node(pipeline: Pipeline, reply: NodeReply = ACCEPTED_REPLY) -> StoppedNode:
+    """Send a share to the first node, until the sender no longer waits for its response."""
+    node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode(reply)
+    await wait_for_end(pipeline, pipeline.sender.send(await pipeline.prepare_message()))
+    return node
+
+
 async def show_next_block(pipeline: Pipeline) -> None:
     """Process a block while a call to a node gets no response."""
-    pipeline.clock.advance(5)
-    pipeline.show_block()
+    pipeline.show_block(after=5)
     await wait_for_end(pipeline, pipeline.sender.reconcile())
 
 
@@ -801,8 +780,7 @@ async def test_block_produced_during_the_wait_permits_the_next_send(pipeline: Pi
     task = asyncio.create_task(pipeline.sender.send(await pipeline.prepare_message()))
     await wait_until(lambda: pipeline.nodes.posts)
     await asyncio.sleep(0)
-    pipeline.clock.advance(1)
-    pipeline.show_block()
+    pipeline.show_block(after=1)
     await pipeline.sender.reconcile()
     assert pipeline.nodes.posted_to == [FIRST_NODE], "the node still has time to respond"
     pipeline.clock.advance(2)
@@ -814,8 +792,7 @@ async def test_block_produced_during_the_wait_permits_the_next_send(pipeline: Pi
 
 async def test_late_acceptance_is_recorded(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
-    node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode()
-    await wait_for_end(pipeline, pipeline.sender.send(await pipeline.prepare_message()))
+    node = await send_to_stopped_node(pipeline)
     assert pipeline.circuits.is_current_unproven
     node.continues.set()
     await wait_until(lambda: pipeline.read_send_state()[-1] == "ACCEPTED")
@@ -826,9 +803,8 @@ async def test_late_acceptance_is_recorded(pipeline: Pipeline) -> None:
 
 
 async def test_late_refusal_of_wrong_proof_spends_an_attempt(pipeline: Pipeline) -> None:
-    node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode(BAD_PROOF_REPLY)
     pipeline.prover.is_valid = False
-    await wait_for_end(pipeline, pipeline.sender.send(await pipeline.prepare_message()))
+    node = await send_to_stopped_node(pipeline, BAD_PROOF_REPLY)
     assert pipeline.read_share(1, "attempts") == (0,)
     node.continues.set()
     await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
@@ -894,11 +870,7 @@ async def test_late_response_after_lease_was_lost_is_ignored(pipeline: Pipeline)
 
 
 async def test_error_in_late_response_is_logged(pipeline: Pipeline) -> None:
-    async def raise_bug(body: dict[str, Any]) -> httpx.Response:
-        raise RuntimeError("a bug")
-
-    node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode(raise_bug)
-    await wait_for_end(pipeline, pipeline.sender.send(await pipeline.prepare_message()))
+    node = await send_to_stopped_node(pipeline, raise_bug)
     with capture_logs() as logs:
         node.continues.set()
         await wait_until(lambda: logs)
@@ -908,8 +880,7 @@ async def test_error_in_late_response_is_logged(pipeline: Pipeline) -> None:
 
 
 async def test_stop_cancels_calls_without_response(pipeline: Pipeline) -> None:
-    node = pipeline.nodes.replies[FIRST_NODE] = StoppedNode()
-    await wait_for_end(pipeline, pipeline.sender.send(await pipeline.prepare_message()))
+    node = await send_to_stopped_node(pipeline)
     await pipeline.sender.stop()
     assert node.was_cancelled
 
@@ -946,8 +917,7 @@ async def test_shares_are_not_sent_to_a_held_node_while_another_accepts(pipeline
     await pipeline.next_block()  # 5 s later
     assert pipeline.nodes.posted_to[3:] == [SECOND_NODE]
     pipeline.nodes.replies[FIRST_NODE] = ACCEPTED_REPLY
-    pipeline.clock.advance(30)
-    pipeline.show_block()
+    pipeline.show_block(after=30)
     await pipeline.sender.send(await pipeline.prepare_message(4))
     assert pipeline.nodes.posted_to[4:] == [FIRST_NODE], "its hold has ended"
 
@@ -961,16 +931,14 @@ async def test_one_share_probes_each_held_node_and_the_others_follow_an_accepted
         await pipeline.sender.send(share)
     assert pipeline.sender.seconds_to_probe == PROBE_SECONDS
     first = len(pipeline.nodes.posts)
-    pipeline.clock.advance(PROBE_SECONDS / 2)
-    pipeline.show_block()
+    pipeline.show_block(after=PROBE_SECONDS / 2)
     await pipeline.sender.reconcile()
     assert len(pipeline.nodes.posts) == first
     pipeline.clock.advance(PROBE_SECONDS / 2)
     await pipeline.sender.reconcile()
     assert len(pipeline.nodes.posts) == first + 2, "one share for each node"
     pipeline.set_replies(ACCEPTED_REPLY)
-    pipeline.clock.advance(PROBE_SECONDS)
-    pipeline.show_block()
+    pipeline.show_block(after=PROBE_SECONDS)
     await pipeline.sender.reconcile()
     assert events
     await pipeline.sender.reconcile()
@@ -997,14 +965,12 @@ async def test_node_is_asked_once_after_its_hold_and_used_unless_it_is_not_ready
     pipeline.nodes.replies[FIRST_NODE] = warming_reply
     await pipeline.sender.send(await pipeline.prepare_message(1))
     pipeline.nodes.replies[FIRST_NODE] = ACCEPTED_REPLY
-    pipeline.clock.advance(31)
-    pipeline.show_block()
+    pipeline.show_block(after=31)
     shares = [await pipeline.prepare_message(position) for position in (2, 3, 4)]
     await asyncio.gather(*(pipeline.sender.send(share) for share in shares))
     assert (len(asked), pipeline.nodes.posted_to[1:]) == (1, [SECOND_NODE] * 3)
     answers.append(answer)
-    pipeline.clock.advance(30)
-    pipeline.show_block()
+    pipeline.show_block(after=30)
     for position in (5, 6):
         await pipeline.sender.send(await pipeline.prepare_message(position))
     assert (len(asked), pipeline.nodes.posted_to[4:]) == (2, [FIRST_NODE] * 2)
@@ -1017,13 +983,12 @@ def show_heads(pipeline: Pipeline, first: int, second: int | None) -> None:
     """Make the nodes report new blocks of these heights, 5 s later; None is a node that does not respond."""
     pipeline.clock.advance(5)
     for node, height in zip(pipeline.endpoints.nodes, (first, second), strict=True):
-        now, health = pipeline.clock.monotonic(), node.health
+        health = node.health
         if height is None or health.head is None:
-            health.record_failed_probe("no response", has_responded=False, started_at=now)
+            health.record_failed_probe("no response", has_responded=False, started_at=pipeline.clock.monotonic())
             continue
-        health.record_probe(health.head, is_syncing=False, started_at=now, ended_at=now)
-        head = BlockHead(CHAIN_ID, height, pipeline.clock.now())
-        health.record_probe(head, is_syncing=False, started_at=now, ended_at=now)
+        pipeline.record_head(node, health.head)
+        pipeline.record_head(node, BlockHead(CHAIN_ID, height, pipeline.clock.now()))
     pipeline.endpoints.apply_probes()
 
 

@@ -21,8 +21,6 @@ from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_
 from tests.support.clock import FakeClock
 from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
-pytestmark = pytest.mark.anyio
-
 STARTING_STATUS = "starting: chain state not read yet"
 UNREACHABLE_NODE_CONFIG = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
 
