@@ -55,7 +55,7 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
         return None
     completed = await audit_round(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
     result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})
-    await bucket.put(audit_name(round_id), result.model_dump_json().encode() + b"\n")
+    await bucket.put(audit_name(round_id), result.to_line())
     return result.verdict
 
 

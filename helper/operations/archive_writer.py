@@ -36,6 +36,7 @@ from helper.operations.archived_objects import (
     encode_index,
     group_blocks,
     index_name,
+    parse_object,
     part_heights,
     part_of_height,
     progress_name,
@@ -159,9 +160,8 @@ class ArchiveWriter:
         if heights[-1] > self._history.head:
             return False
         await self._write_part(self._next_part, heights, chain_id)
-        await self._put_object(
-            progress_name(chain_id), Progress(chain_id=chain_id, next_part=self._next_part + 1).to_bytes()
-        )
+        progress = Progress(chain_id=chain_id, next_part=self._next_part + 1)
+        await self._put_object(progress_name(chain_id), progress.to_line())
         self._next_part += 1
         self._clear_part()
         return True
@@ -182,7 +182,7 @@ class ArchiveWriter:
         name = progress_name(chain_id)
         stored = await self._bucket.get(name)
         if stored is not None:
-            part = Progress.from_bytes(stored.body).next_part
+            part = parse_object(Progress, stored.body).next_part
             end = part_heights(part)[0] - 1
             if end > self._history.head + PART_BLOCKS:  # a smaller difference may be a node that is behind
                 raise ProofBundleError(
