@@ -61,10 +61,8 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
 
 async def _run(job: Job) -> dict[str, str | None]:
     clock = SystemClock()
-    bucket = open_archive_bucket(job.config, clock, os.environ)
-    if bucket is None:
-        return {"error": "[archive] place is not set"}
     try:
+        bucket = open_archive_bucket(job.config, clock, os.environ)
         return {"verdict": await run_job(job, bucket, clock)}
     except HelperError as error:
         return {"error": str(error)}

@@ -269,7 +269,6 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
     if not config.archive.place or not config.archive.audit or config.admin.disable:
         return None
     bucket = open_archive_bucket(config, clock, os.environ)
-    assert bucket is not None
     return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)
 
 

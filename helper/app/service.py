@@ -49,7 +49,6 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
 
-HOUR_SECONDS = 3600.0
 NODE_IDS_SECONDS = 60.0
 """Seconds between comparisons of the nodes' ids."""
 FOLLOWER_WAIT_SECONDS = 1.0

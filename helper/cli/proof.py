@@ -28,7 +28,7 @@ from helper.cli.operator_api import OperatorApi, resolve_round
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
-from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError, UsageError
+from helper.errors import BucketError, HelperError, NotFound, ProofBundleError, UsageError
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
 from helper.operations.proof_bundle import (
     ProofBundle,
@@ -227,14 +227,11 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
     If the chain can be searched instead, an archive error is only printed.
     """
-
-    required = search.source is SearchSource.ARCHIVE
+    required, settings = search.source is SearchSource.ARCHIVE, read_settings(config).config
+    if not required and not settings.archive.place:
+        return None
     try:
-        bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
-        if bucket is None:
-            if required:
-                raise ConfigError("[archive] place is not set")
-            return None
+        bucket = open_archive_bucket(settings, SystemClock(), os.environ)
         bundle = await find_bundle(bucket, circuit_infos(), search.nullifier, search.round_ids)
         if bundle is not None:
             verify_bundle(bundle, verify_proof)

@@ -14,7 +14,7 @@ from helper.chain.node_pool import gather_limited
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.log_limits import LoggedProblem
-from helper.errors import HelperError, ProofBundleError
+from helper.errors import ConfigError, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket, BucketLocation
 from helper.object_store.s3_bucket import open_bucket
 from helper.operations.archived_objects import (
@@ -44,14 +44,14 @@ CONCURRENCY = 8
 """Index parts that are read concurrently."""
 
 
-def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
-    """Open the archive's bucket. Returns None if no archive is configured.
+def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket:
+    """Open the archive's bucket.
 
     Raises:
-        ConfigError: a required package is not installed, or the credentials file is invalid.
+        ConfigError: no archive is configured, a required package is not installed, or the credentials file is invalid.
     """
     if not config.archive.place:
-        return None
+        raise ConfigError("[archive] place is not set")
     return open_bucket(config.s3.to_settings(), BucketLocation.parse(config.archive.place), clock=clock, env=env)
 
 

@@ -16,16 +16,13 @@ import structlog
 
 from helper.chain.block_reader import RevealHistory
 from helper.chain.chain_data import Round
-from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
+from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
-from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock
-from helper.config.sections import ROLES, Config
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.observability.service_state import ArchiveState
-from helper.operations.archive_reader import open_archive_bucket
 from helper.operations.archived_objects import (
     PART_BLOCKS,
     IndexEntry,
@@ -312,39 +309,3 @@ class ArchiveWriter:
             reason="all nodes have pruned these blocks",
             advice="Configure a node that keeps the blocks of an entire round.",
         )
-
-
-def create_archive_writer(
-    config: Config,
-    node_pool: NodePool,
-    rounds: Callable[[], Sequence[Round] | None],
-    *,
-    is_writer: Callable[[], bool],
-    clock: Clock,
-    env: Mapping[str, str],
-) -> ArchiveWriter | None:
-    """Create the archive writer. Returns None if no archive is configured or the host's role does not send.
-
-    Args:
-        config: the configuration.
-        node_pool: the node pool.
-        rounds: the chain's rounds, None while unknown.
-        is_writer: whether this host writes the archive; one host of a cluster does.
-        clock: the time.
-        env: environment variables, for the credentials file.
-
-    Raises:
-        ConfigError: a required package is not installed, or the credentials file is invalid.
-    """
-    bucket = open_archive_bucket(config, clock, env) if ROLES[config.helper.role].can_send else None
-    if bucket is None:
-        return None
-    return ArchiveWriter(
-        bucket,
-        RevealHistory(ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)),
-        rounds=rounds,
-        is_writer=is_writer,
-        circuits=circuit_infos(),
-        clock=clock,
-        interval_seconds=config.archive.check_seconds,
-    )
