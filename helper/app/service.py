@@ -134,10 +134,9 @@ class Service:
         )
         self.operations = OperatorActions(
             store=self.store,
-            round_authority=self.round_registry,
+            rounds=self.round_registry,
             share_checks=share_checks,
             wake=self.dispatcher.wake,
-            is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
             on_rescan=self.block_follower.wake,
         )

@@ -112,7 +112,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
     assert run_json("queue export", "--output", "y.age", "--move", "--yes")["moved"] == (4 if live else 5)
     assert run_json("queue retry", "--stage", "moved", "--yes")["retried"] == (4 if live else 5)
     if live is not None:
-        live.harness.authority.closed.add(ROUND_ID)
+        live.harness.rounds.closed.add(ROUND_ID)
         live.run(lambda harness: harness.store.run(rounds.mark_alerted, ROUND_ID, END))
         purged = run_json("queue purge", "--round", ROUND_ID.hex(), "--yes")
         assert sum(purged[state.name.lower()] for state in ShareState) == 5

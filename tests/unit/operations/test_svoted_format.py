@@ -254,10 +254,8 @@ async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: Opera
     lookup = FakeLookup(nullifier_of(counted))
     harness.operations = OperatorActions(
         store=harness.store,
-        round_authority=harness.authority,
+        rounds=harness.rounds,
         share_checks=proofs,
-        wake=lambda: None,
-        is_daemon_running=True,
         find_counted=lookup,
     )
 
