@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 import structlog
 
+from helper.core.json_records import fact
 from helper.core.share import ShareState
 from helper.core.text_forms import clean_text
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
@@ -72,34 +73,14 @@ _COUNTERS_BY_RESULT: Final[Mapping[ImportResult, tuple[str, ...]]] = {
 Counts = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedShare:
-    """A share in an export file that was not imported.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRow:
+    """A share that was not imported."""
 
-    Attributes:
-        number: its 1-based position in the file.
-        ref: its reference in this queue, None if it has none.
-        round_id: its round, None if the line is unreadable.
-        reason: why it was not imported.
-    """
-
-    number: int
-    ref: str | None
-    round_id: bytes | None
-    reason: ImportResult
-
-
-@dataclass(frozen=True, slots=True)
-class ImportReport:
-    """The result of an import.
-
-    Attributes:
-        counts: shares by outcome; see docs/schemas/queue-import.json.
-        skipped: the first `MAX_LISTED_SKIPPED` shares that were not imported.
-    """
-
-    counts: Counts
-    skipped: tuple[SkippedShare, ...]
+    number: int = fact("Position of the share in the file, from 1.", ge=1)
+    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
+    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
+    reason: ImportResult = fact("Why the share was not imported.")
 
 
 ActionFunction = Callable[[Counter[str]], Awaitable[None]]
@@ -214,16 +195,22 @@ class OperatorActions:
         counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
         return {"moved": 0, "stayed": 0, **counts}
 
-    async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False) -> ImportReport:
+    async def import_shares(
+        self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False
+    ) -> tuple[Counts, list[SkippedRow]]:
         """Import shares from another host's export; see `import_shares`.
 
         Shares that were moved from this host earlier are retried with their full attempt budget.
+
+        Returns:
+            Number of shares by outcome (docs/schemas/queue-import.json), and the first `MAX_LISTED_SKIPPED` shares that
+            were not imported.
 
         Raises:
             ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
             ActionRefused: the export belongs to another chain.
         """
-        skipped: list[SkippedShare] = []
+        skipped: list[SkippedRow] = []
 
         async def work(counts: Counter[str]) -> None:
             number = 1
@@ -241,14 +228,15 @@ class OperatorActions:
                     if share.result in _IMPORTED:
                         imported += 1
                     elif len(skipped) < MAX_LISTED_SKIPPED:
-                        skipped.append(SkippedShare(number, share.ref, share.round_id, share.result))
+                        round_id = None if share.round_id is None else share.round_id.hex()
+                        skipped.append(SkippedRow(number=number, ref=share.ref, round=round_id, reason=share.result))
                     number += 1
                 if imported and not dry_run:
                     self._wake()
 
         counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
         names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
-        return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(skipped))
+        return {**dict.fromkeys(names, 0), **counts}, skipped
 
     async def purge(self, actor: Actor, round_id: bytes, *, dry_run: bool = False) -> Counts:
         """Delete all data of a round that the chain has closed, before the retention period ends.
