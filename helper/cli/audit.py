@@ -157,12 +157,10 @@ def audit(
     own = None if mine is None else _read_mine(mine)
     request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive, own, report_mine)
     completed = anyio.run(_run, config, request)
-    emit(completed.result.to_json(completed.own), lambda _: _print_result(completed), json=json)
     code = _EXIT_CODES[completed.result.verdict]
     if completed.own is not None and code is not ExitCode.FAILURE:
         code = _OWN_EXIT_CODES[completed.own.are_counted]
-    if code is not ExitCode.OK:
-        raise typer.Exit(code)
+    emit(completed.result.to_json(completed.own), lambda _: _print_result(completed), json=json, code=code)
 
 
 def _read_mine(path: Path) -> ShareFile:

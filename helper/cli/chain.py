@@ -84,9 +84,7 @@ def rescan(
     response = api.get("/chain/rescan") if first is None else api.post("/chain/rescan", {"from": first})
     if response["source"] == "daemon" and not no_wait:
         response = _follow(api, response)
-    emit(response, _print_result, json=json)
-    if response["pruned"]:
-        raise typer.Exit(ExitCode.DEGRADED)
+    emit(response, _print_result, json=json, code=ExitCode.DEGRADED if response["pruned"] else ExitCode.OK)
 
 
 def _follow(api: OperatorApi, response: dict[str, Any]) -> dict[str, Any]:

@@ -70,9 +70,16 @@ class ExitCode(IntEnum):
 
 
 def emit(
-    result: DataclassInstance | dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool
+    result: DataclassInstance | dict[str, Any],
+    text: str | Callable[[dict[str, Any]], None],
+    *,
+    json: bool,
+    code: ExitCode = ExitCode.OK,
 ) -> None:
-    """Write the result of a command, as JSON or as text; `text` may be a function that prints its plain values."""
+    """Write the result of a command, as JSON or as text, and end the command if its exit code is not 0.
+
+    `text` may be a function that prints the result's plain values.
+    """
     values = result if isinstance(result, dict) else to_json(result)
     if json:
         emit_json(values)
@@ -80,6 +87,8 @@ def emit(
         text(values)
     else:
         typer.echo(text)
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
 
 
 def emit_json(value: Any) -> None:

@@ -488,9 +488,7 @@ def copy(
         result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
     else:
         result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
-    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json)
-    if code:
-        raise typer.Exit(code)
+    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json, code=code)
 
 
 # ---------------------------------------------------------------------- moving

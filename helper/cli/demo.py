@@ -25,7 +25,7 @@ from devnet.demo.run import DemoError, run_demo
 from devnet.postgres import ClusterError
 from devnet.wallet import CastVote, Wallet, WalletError
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
-from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, format_one_line
+from helper.cli.conventions import ExitCode, JsonOption, emit, emit_json, fail, format_one_line
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
 from helper.core.json_records import HEX_32, fact
@@ -177,13 +177,7 @@ def vote(
         fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", ExitCode.UNREACHABLE)
     except WalletError as error:
         fail(f"the vote could not be cast: {error}")
-    outcome = _describe_vote(cast_vote)
-    if json:
-        emit_json(outcome)
-    else:
-        for share in outcome.shares:
-            typer.echo(format_one_line(f"share {share.index:>2}  submit_at {share.submit_at}  {share.answer}"))
-        typer.echo(f"weight {outcome.weight}, position {outcome.position}")
+    emit(_describe_vote(cast_vote), _print_vote, json=json)
     if not cast_vote.is_accepted:
         fail("not every share was accepted by a helper", ExitCode.FAILURE)
 
@@ -206,6 +200,12 @@ class VoteOutcome:
     position: int = fact("Position of the vote commitment in the tree.")
     weight: int = fact("Voting power.")
     shares: Sequence[PostedShare] = fact("The 16 shares.")
+
+
+def _print_vote(outcome: Mapping[str, Any]) -> None:
+    for share in outcome["shares"]:
+        typer.echo(format_one_line("share {index:>2}  submit_at {submit_at}  {answer}".format_map(share)))
+    typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
 
 
 def _describe_vote(cast_vote: CastVote) -> VoteOutcome:

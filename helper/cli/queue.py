@@ -107,9 +107,8 @@ def retry(
         if number:
             confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
     response = api.post("/queue/retry", {**request, "dry_run": dry_run})
-    emit(response, print_retried, json=json)
-    if (response["closed"] or response["moved"]) and not response["retried"]:
-        raise typer.Exit(ExitCode.FAILURE)
+    is_refused = (response["closed"] or response["moved"]) and not response["retried"]
+    emit(response, print_retried, json=json, code=ExitCode.FAILURE if is_refused else ExitCode.OK)
 
 
 def purge(

@@ -364,11 +364,8 @@ def import_(
     response = perform(preview=dry_run)
     if from_svoted is not None:
         response["deleted"] = delete_imported(from_svoted, response, requested=delete_file, yes=yes)
-    emit(response, print_imported, json=json)
-    if response["conflict"]:
-        raise typer.Exit(ExitCode.FAILURE)
-    if response["left"]:
-        raise typer.Exit(ExitCode.DEGRADED)
+    code = ExitCode.FAILURE if response["conflict"] else ExitCode.DEGRADED if response["left"] else ExitCode.OK
+    emit(response, print_imported, json=json, code=code)
 
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:
