@@ -23,6 +23,7 @@ from helper.config.settings_file import (
     variable_name,
 )
 from helper.config.settings_text import SECTIONS, describe_validation_error, parse_value
+from helper.core.json_records import fact
 from helper.errors import ConfigError
 from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
@@ -32,21 +33,13 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in the settings.
+    """A problem in the settings."""
 
-    Attributes:
-        source: the file, the environment variable or the flag.
-        line: line number in the file, from 1; None for other sources.
-        key: `section.key`, a section, or the variable's name; empty if the problem concerns the entire file.
-        message: description of the problem.
-        nearest: a known name similar to an unknown one.
-    """
-
-    source: str
-    line: int | None
-    key: str
-    message: str
-    nearest: str | None = None
+    source: str = fact("The file, the environment variable or the flag.")
+    line: int | None = fact("Line number in the file, from 1; null for other sources.")
+    key: str = fact("`section.key`, a section, or the variable's name; empty if the problem concerns the entire file.")
+    message: str = fact("Description of the problem.")
+    nearest: str | None = fact("A known name similar to an unknown one.", default=None)
 
     def __str__(self) -> str:
         """Format as one line: `helper.toml:3: helper.prot: unknown key, did you mean helper.port?`."""
