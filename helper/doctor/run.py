@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from admin.config_refresh import ConfigFetcher
-from helper.app.listeners import BUILT_PAGE_DIR
+from helper.app.listeners import page_directory
 from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
@@ -89,7 +89,7 @@ class _Doctor:
         self.daemon = DaemonReport(is_running=False)
         self.file_report = database.DatabaseReport(ok("database", ""))
         self.node_results = chain.NodeResults([])
-        self.self_test: proving.SelfTestResult | None = None
+        self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
         """Run all checks and return their results in display order."""
@@ -167,10 +167,11 @@ class _Doctor:
     # ---------------------------------------------------------------- the checks
 
     async def _check_helper(self) -> list[CheckResult]:
-        self.daemon = await self._call_in_thread(lambda: running_helper.query_daemon(self.config.socket_path))
-        shared = bool(self.config.store.url)
-        results = running_helper.evaluate_daemon(self.daemon, self.config.socket_path, shares_database=shared)
-        return [*results, *running_helper.evaluate_sender(self.daemon), *running_helper.evaluate_archive(self.daemon)]
+        socket, shared = self.config.socket_path, bool(self.config.store.url)
+        query = partial(running_helper.query_daemon, socket, shares_database=shared)
+        self.daemon = daemon = await self._call_in_thread(query)
+        evaluations = (running_helper.evaluate_daemon, running_helper.evaluate_sender, running_helper.evaluate_archive)
+        return [result for evaluate in evaluations for result in evaluate(daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
         config, path = self.config, self.config.db_path
@@ -239,10 +240,10 @@ class _Doctor:
         if self.skip_proof:
             return results or [ok("prover", "skipped (--skip-proof)")]
         name, slots = self._circuit_name(), self.config.proof_slots
-        self.self_test = await proving.run_self_test(
-            name, nice=self.config.prover.nice, clock=self.clock, timeout=self._seconds_left() - 2 * _MARGIN_SECONDS
-        )
-        return [*results, proving.evaluate_proof(self.self_test, name, slots)]
+        timeout = self._seconds_left() - 2 * _MARGIN_SECONDS
+        tested = await proving.check_proof(name, slots, nice=self.config.prover.nice, clock=self.clock, timeout=timeout)
+        self.self_test_seconds = tested.facts["seconds"]
+        return [*results, tested]
 
     def _check_tokens(self) -> list[CheckResult]:
         return publication.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
@@ -308,9 +309,7 @@ class _Doctor:
         return [await publication.check_onion_service(address, proxy, self.clock, seconds=seconds)]
 
     def _check_page(self) -> list[CheckResult]:
-        ui = self.config.ui
-        directory = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
-        return [publication.check_page(directory, enabled=ui.enable)]
+        return [publication.check_page(page_directory(self.config), enabled=self.config.ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 
@@ -344,6 +343,4 @@ class _Doctor:
         service = self.daemon.service
         if service.proof.p50_ms is not None:
             return service.proof.p50_ms / 1000
-        if self.self_test is not None and self.self_test.seconds is not None:
-            return self.self_test.seconds
-        return service.provers.self_test_seconds
+        return self.self_test_seconds or service.provers.self_test_seconds
