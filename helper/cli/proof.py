@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import typer
@@ -45,12 +44,8 @@ FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
 
 
-class SearchSource(StrEnum):
-    """Where to search for a reveal."""
-
-    AUTO = "auto"
-    ARCHIVE = "archive"
-    CHAIN = "chain"
+SearchSource = Literal["auto", "archive", "chain"]
+"""Where to search for a reveal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +120,7 @@ def export(
     source: Annotated[
         SearchSource,
         typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
-    ] = SearchSource.AUTO,
+    ] = "auto",
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -149,7 +144,7 @@ def export(
     if not is_written:
         with new_file(path) as file:
             file.write(bundle)
-    result = ExportedBundle(output=str(path), bytes=len(bundle), source=source.value, **_bundle_fields(proof_bundle))
+    result = ExportedBundle(output=str(path), bytes=len(bundle), source=source, **_bundle_fields(proof_bundle))
     emit(result, emit_fields, json=json)
 
 
@@ -197,7 +192,7 @@ def _create_search(
     round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
     if (first or last) and not 1 <= first <= last:
         raise UsageError("--from-height and --to-height must be given together, in ascending order")
-    if first and source is SearchSource.ARCHIVE:
+    if first and source == "archive":
         raise UsageError("--from-height searches the chain and cannot be used with --from archive")
     if not round_ids:
         try:
@@ -210,16 +205,16 @@ def _create_search(
 
 async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, SearchSource]:
     """Find the reveal; returns its bundle and source."""
-    if search.source is not SearchSource.CHAIN and search.heights is None:
+    if search.source != "chain" and search.heights is None:
         bundle = await _search_archive(config, search)
         if bundle is not None:
-            return bundle, SearchSource.ARCHIVE
-        if search.source is SearchSource.ARCHIVE:
+            return bundle, "archive"
+        if search.source == "archive":
             raise NotFound(
                 "the archive has no bundle of this nullifier",
                 advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
             )
-    return await _search_chain(config, search), SearchSource.CHAIN
+    return await _search_chain(config, search), "chain"
 
 
 async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
@@ -227,7 +222,7 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
     If the chain can be searched instead, an archive error is only printed.
     """
-    required, settings = search.source is SearchSource.ARCHIVE, read_settings(config).config
+    required, settings = search.source == "archive", read_settings(config).config
     if not required and not settings.archive.place:
         return None
     try:
