@@ -32,7 +32,6 @@ from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
-from helper.store.sqlite.opening import MOUNTS_FILE, find_file_system_type
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -218,15 +217,7 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        directory = Path(os.path.realpath(self.config.db_path)).parent
-        try:
-            measured = database.measure_disk(directory, self.clock)
-        except OSError as error:
-            advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
-            return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
-        return database.evaluate_disk(
-            directory, measured, find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
-        )
+        return database.check_disk(Path(os.path.realpath(self.config.db_path)).parent, self.clock)
 
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:

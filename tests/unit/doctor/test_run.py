@@ -275,7 +275,7 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     """A hanging disk blocks neither the other checks nor the report."""
     released = threading.Event()
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
-    monkeypatch.setattr("helper.doctor.database.measure_disk", lambda *_: released.wait())
+    monkeypatch.setattr("helper.doctor.database.measure_fsync", lambda *_: released.wait())
     try:
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
         assert report.has_hung_checks
@@ -291,7 +291,7 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("helper.doctor.publication.evaluate_tokens", broken)
-    monkeypatch.setattr("helper.doctor.database.measure_disk", broken)
+    monkeypatch.setattr("helper.doctor.database.measure_fsync", broken)
     report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}
     for subject in ("tokens", "fsync"):
