@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn
@@ -92,10 +91,9 @@ def emit(
 
 
 def emit_json(value: Any) -> None:
-    """Write a document or a plain value as one line of JSON. Must be the last output."""
+    """Write a plain value as one line of JSON. Must be the last output."""
     sys.stderr.flush()
-    is_document = is_dataclass(value) and not isinstance(value, type)
-    sys.stdout.write(encode_json_line(to_json(value) if is_document else value))
+    sys.stdout.write(encode_json_line(value))
     sys.stdout.flush()
 
 

@@ -106,19 +106,17 @@ def load_traced(
     Raises:
         SettingsError: the settings are invalid.
     """
-    reader = _read_sources(path, env or {}, flags or {})
+    reader = _SettingsReader(path, env or {}, flags or {})
     return Loaded(reader.build_config(), path, reader.all_origins())
 
 
-def load_valid_settings(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
-) -> tuple[Loaded, tuple[Problem, ...]]:
+def load_valid_settings(path: Path | None, env: Mapping[str, str]) -> tuple[Loaded, tuple[Problem, ...]]:
     """Load the settings and treat invalid ones as not set, for callers that must continue.
 
     Returns:
         The settings, and every problem.
     """
-    reader = _read_sources(path, env, flags or {})
+    reader = _SettingsReader(path, env, {})
     try:
         config = reader.build_config()
     except SettingsError as error:
@@ -126,25 +124,20 @@ def load_valid_settings(
     return Loaded(config, path, reader.all_origins()), tuple(reader.problems)
 
 
-def _read_sources(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> _SettingsReader:
-    reader = _SettingsReader()
-    if path is not None:
-        reader.add_file(path)
-    reader.add_environment(env)
-    reader.add_flags(flags)
-    reader.add_secrets(env)
-    return reader
-
-
 class _SettingsReader:
     """Collects values from file, environment and flags, with their origins and problems."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> None:
         self.values: dict[Key, Any] = {}
         self.origins: dict[Key, Origin] = {}
         self.problems: list[Problem] = []
+        if path is not None:
+            self._add_file(path)
+        self._add_environment(env)
+        self._add_flags(flags)
+        self._add_secrets(env)
 
-    def add_file(self, path: Path) -> None:
+    def _add_file(self, path: Path) -> None:
         """Add the keys of a TOML file."""
         source = str(path)
         if path.is_fifo():
@@ -185,7 +178,7 @@ class _SettingsReader:
                     continue
                 self._set_value((section, key), value, Origin("file", source, line))
 
-    def add_environment(self, env: Mapping[str, str]) -> None:
+    def _add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
         known = {variable_name(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
@@ -201,7 +194,7 @@ class _SettingsReader:
             except ValueError as error:
                 self.problems.append(Problem(name, None, ".".join(key), str(error)))
 
-    def add_flags(self, flags: Mapping[str, Any]) -> None:
+    def _add_flags(self, flags: Mapping[str, Any]) -> None:
         """Add values from the command line."""
         for dotted, value in flags.items():
             if value is None:
@@ -211,7 +204,7 @@ class _SettingsReader:
                 raise KeyError(f"unknown setting {dotted}")
             self._set_value((section, key), value, Origin("flag", f"flag {dotted}"))
 
-    def add_secrets(self, env: Mapping[str, str]) -> None:
+    def _add_secrets(self, env: Mapping[str, str]) -> None:
         """Add secrets from files: those named in the settings, then systemd credentials."""
         for (section, key), credential in CREDENTIALS.items():
             file_name = self.values.get((section, f"{key}_file"))
