@@ -248,7 +248,7 @@ def export(
 
 
 def _count_skipped(queue: ExportedQueue) -> dict[str, int]:
-    return {why: queue.skipped[why] for why in ("damaged", "closed", "moved")}
+    return {why: queue.skipped[why] for why in _NOT_EXPORTED_REASONS}
 
 
 def _fail_without_shares(queue: ExportedQueue) -> NoReturn:

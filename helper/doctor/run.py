@@ -22,11 +22,10 @@ from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
-from helper.core.load_forecast import ProofRate
 from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
-from helper.observability.queue_snapshot import QueueSnapshot
+from helper.observability.queue_snapshot import QueueSnapshot, measured_rate
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
@@ -324,14 +323,9 @@ class _Doctor:
         if queue is None:
             return []  # the check of the database reports why
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
-        rate = ProofRate(self._seconds_per_proof(), self.config.proof_slots)
+        rate = replace(measured_rate(self.daemon.service), slots=self.config.proof_slots)
+        if not self.daemon.service.proof.count and self.self_test_seconds is not None:
+            rate = replace(rate, seconds_per_proof=self.self_test_seconds)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
         return running_helper.evaluate_backlog(queue, rate, self.clock.now())
-
-    def _seconds_per_proof(self) -> float | None:
-        """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""
-        service = self.daemon.service
-        if service.proof.p50_ms is not None:
-            return service.proof.p50_ms / 1000
-        return self.self_test_seconds or service.provers.self_test_seconds
