@@ -98,14 +98,16 @@ class Screen:
 
 
 def _header_lines(state: Overview, *, stale: bool) -> Iterator[Text]:
-    paused = state.paused
-    status, style = ("paused", "bold red") if paused else ("ready", "bold green")
-    if not state.ready and not paused:
-        status, style = "starting", "bold yellow"
+    status = _status(state)
+    style = {"paused": "bold red", "ready": "bold green", "starting": "bold yellow"}[status]
     rest = f"  height {format_one_line(state.height)}  circuit {state.circuit}  {format_time(int(state.at))} UTC"
     yield Text.assemble((f"{'was ' if stale else ''}{status}", "dim" if stale else style), rest)
-    if paused:
-        yield Text(format_one_line(paused), "red")
+    if state.paused:
+        yield Text(format_one_line(state.paused), "red")
+
+
+def _status(state: Overview) -> str:
+    return "paused" if state.paused else "ready" if state.ready else "starting"
 
 
 # ---------------------------------------------------------------- the service
@@ -219,9 +221,8 @@ def pipe_cells(state: Overview) -> tuple[object, ...]:
     """Return a state as cells of `PIPE_COLUMNS`."""
     sums = [sum(numbers) for numbers in zip(*map(_counts, state.rounds), strict=True)] or [0] * len(COUNT_KEYS)
     nodes = state.endpoints
-    status = "paused" if state.paused else "ready" if state.ready else "starting"
     usable = f"{sum(node.fresh for node in nodes)}/{len(nodes)}"
-    return (format_time(int(state.at)), status, *sums, state.provers.busy, usable, state.paused)
+    return (format_time(int(state.at)), _status(state), *sums, state.provers.busy, usable, state.paused)
 
 
 def _milliseconds(value: float | None) -> str:

@@ -14,29 +14,21 @@ from helper.errors import ProverError, ProverTimeout
 from helper.observability.service_state import ServiceState
 from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner
 
-SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
-"""Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
-
 MEASURE_SECONDS: Final = 120.0
 """Time limit in seconds for one step of a measurement: the keys and a proof of each worker."""
 MEASURED_PROOFS: Final = 8
 """Proofs per worker in a measurement."""
 
 
-async def check_proof(
-    circuit: str,
-    slots: int,
-    *,
-    nice: int,
-    clock: Clock,
-    spawn: WorkerSpawner = WorkerProcess.spawn,
-    timeout: float = SELF_TEST_TIMEOUT_SECONDS,
-) -> CheckResult:
-    """Start a worker, make one proof, and stop the worker. The facts have the time of the proof, null without one."""
+async def check_proof(circuit: str, slots: int, *, nice: int, clock: Clock, timeout: float) -> CheckResult:
+    """Start a worker, make one proof, and stop the worker. The facts have the time of the proof, null without one.
+
+    Keys and proof take about 3 s of CPU for the slower circuit.
+    """
     facts: dict[str, Any] = {"circuit": circuit, "seconds": None, "start_seconds": None, "slots": slots}
     started_at = clock.monotonic()
     try:
-        worker = await _start_worker(spawn)
+        worker = await _start_worker(WorkerProcess.spawn)
         try:
             seconds = await _prove(worker, circuit, nice, timeout)
         finally:
@@ -59,7 +51,6 @@ async def measure_proof_seconds(
     provers: int,
     nice: int,
     spawn: WorkerSpawner = WorkerProcess.spawn,
-    timeout: float = MEASURE_SECONDS,
 ) -> float:
     """Measure the mean time of a proof in seconds, while all provers prove concurrently.
 
@@ -72,12 +63,12 @@ async def measure_proof_seconds(
     times: list[float] = []
 
     async def prove_repeatedly(worker: WorkerProcess) -> None:
-        times.extend([await _prove(worker, circuit, 0, timeout) for _ in range(MEASURED_PROOFS)])
+        times.extend([await _prove(worker, circuit, 0, MEASURE_SECONDS) for _ in range(MEASURED_PROOFS)])
 
     try:
         for _ in range(provers):
             workers.append(await _start_worker(spawn))
-        await asyncio.gather(*(_prove(worker, circuit, nice, timeout) for worker in workers))
+        await asyncio.gather(*(_prove(worker, circuit, nice, MEASURE_SECONDS) for worker in workers))
         await asyncio.gather(*map(prove_repeatedly, workers))
     finally:
         await asyncio.gather(*(worker.kill() for worker in workers))
