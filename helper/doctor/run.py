@@ -266,7 +266,8 @@ class _Doctor:
         facts = reported or get_process_limits()
         slots = self.config.proof_slots
         needed = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
-        available = machine.parse_available_memory(machine.read_text(machine.MEMORY_INFO) or "")
+        kilobytes = machine.read_number(machine.MEMORY_INFO, "MemAvailable:")
+        available = None if kilobytes is None else kilobytes * 1024
         return [
             machine.evaluate_cores(
                 facts,
@@ -274,9 +275,7 @@ class _Doctor:
                 process_name="the helper" if reported else "a process of this user",
             ),
             machine.evaluate_open_files(facts.open_files, needed, raised=reported is not None),
-            machine.evaluate_accept_queue(
-                machine.parse_number(machine.read_text(machine.ACCEPT_QUEUE_LIMIT) or ""), BACKLOG
-            ),
+            machine.evaluate_accept_queue(machine.read_number(machine.ACCEPT_QUEUE_LIMIT), BACKLOG),
             machine.evaluate_memory(available, slots, running=reported is not None),
         ]
 

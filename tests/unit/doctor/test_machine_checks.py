@@ -137,15 +137,17 @@ def test_evaluate_open_files_levels(limits: list[int], raised: bool, level: Leve
 @pytest.mark.parametrize(
     ("text", "level"), [("128\n", Level.WARN), ("4095\n", Level.WARN), ("4096\n", Level.OK), ("", Level.OK)]
 )
-def test_evaluate_accept_queue_levels(text: str, level: Level) -> None:
-    result = machine.evaluate_accept_queue(machine.parse_number(text), 4096)
+def test_evaluate_accept_queue_levels(tmp_path: Path, text: str, level: Level) -> None:
+    (tmp_path / "somaxconn").write_text(text)
+    result = machine.evaluate_accept_queue(machine.read_number(tmp_path / "somaxconn"), 4096)
     assert result.level is level
     assert ("sysctl -w net.core.somaxconn=4096" in result.advice) == (level is Level.WARN)
 
 
-def test_evaluate_memory_levels() -> None:
-    assert machine.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
-    assert machine.parse_available_memory("MemAvailable: much") is None
+def test_evaluate_memory_levels(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1024 kB\nMemFree: much\n")
+    numbers = [machine.read_number(tmp_path / "meminfo", f"Mem{name}:") for name in ("Available", "Free", "None")]
+    assert numbers == [1024, None, None]
     assert machine.evaluate_memory(1 << 20, 2, running=False).level is Level.WARN
     assert machine.evaluate_memory(1 << 20, 2, running=True).level is Level.OK
     assert machine.evaluate_memory(1 << 30, 2, running=False).level is Level.OK
