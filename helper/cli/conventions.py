@@ -9,7 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -54,6 +57,36 @@ DbOption = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Options of commands about one queue."""
+
+    config: ConfigOption = None
+    db: DbOption = None
+    json: JsonOption = False
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter."""
+    parameters = signature(command, eval_str=True).parameters.values()
+    classes: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    options: list[Parameter] = []
+    for each in parameters:
+        own = signature(classes[each.name], eval_str=True).parameters.values() if each.name in classes else [each]
+        options += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in own]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in classes.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        command(**values)
+
+    # typer reads both
+    vars(run)["__signature__"] = Signature(options)
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 class ExitCode(IntEnum):

@@ -16,8 +16,8 @@ from helper.cli.chain import open_node_pool
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
     ConfigOption,
-    DbOption,
     JsonOption,
+    QueueOptions,
     emit,
     fail,
     new_file,
@@ -121,9 +121,7 @@ def export(
         SearchSource,
         typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
     ] = "auto",
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Write a bundle for a confirmed reveal: transaction, proof, public inputs and their hashes.
 
@@ -134,8 +132,8 @@ def export(
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
-    search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
-    proof_bundle, source = anyio.run(_find, config, search)
+    search = _create_search(OperatorApi.of(options), nullifier, round_id, from_height, to_height, source)
+    proof_bundle, source = anyio.run(_find, options.config, search)
     verify_bundle(proof_bundle, verify_proof)
     bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
@@ -145,7 +143,7 @@ def export(
         with new_file(path) as file:
             file.write(bundle)
     result = ExportedBundle(output=str(path), bytes=len(bundle), source=source, **_bundle_fields(proof_bundle))
-    emit(result, emit_fields, json=json)
+    emit(result, emit_fields, json=options.json)
 
 
 def verify(

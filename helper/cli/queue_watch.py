@@ -25,6 +25,7 @@ from helper.cli.conventions import (
     ConfigOption,
     DbOption,
     ExitCode,
+    QueueOptions,
     discard_output,
     encode_json_line,
     fail,
@@ -246,7 +247,7 @@ _DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
     """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Shows only totals."""
-    api = OperatorApi.of(config, db)
+    api = OperatorApi.of(QueueOptions(config=config, db=db))
     stream = stream_states(api)
     try:
         if json:
