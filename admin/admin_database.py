@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 import aiosqlite
 
 from admin.registration_request import RegistrationRequest
+from helper.core.json_records import fact
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
@@ -70,21 +71,13 @@ class RegistryFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A pending registration.
+    """A pending registration."""
 
-    Attributes:
-        operator_address: operator address of the validator.
-        url: URL of the validator's helper.
-        moniker: display name of the validator.
-        requested_at: time of the first registration in Unix seconds.
-        expires_at: time of expiry in Unix seconds.
-    """
-
-    operator_address: str
-    url: str
-    moniker: str
-    requested_at: int
-    expires_at: int
+    operator_address: str = fact("Operator address of the validator.")
+    url: str = fact("URL of the validator's helper.")
+    moniker: str = fact("Display name of the validator.")
+    requested_at: int = fact("Time of the first registration in Unix seconds.")
+    expires_at: int = fact("Time of expiry in Unix seconds.")
 
 
 @dataclass(frozen=True, slots=True)

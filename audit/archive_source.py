@@ -123,8 +123,7 @@ async def open_archived_round(
     if facts is not None:
         heights = range(facts.created_at_height, stored.manifest.height + 1)
         blocks = await list_blocks(bucket, stored.manifest.chain_id, heights)
-    names = None if blocks is None else [name for _, name in blocks]
-    return ArchiveSource(bucket, circuits, round_id, stored, names)
+    return ArchiveSource(bucket, circuits, round_id, stored, blocks)
 
 
 async def archive_documents(
@@ -167,7 +166,7 @@ async def archive_documents(
     )
     for number, piece in enumerate(pieces):
         await bucket.put(documents_name(round_id, number), piece)
-    await bucket.put(manifest_name(round_id), manifest.model_dump_json().encode() + b"\n")
+    await bucket.put(manifest_name(round_id), manifest.to_line())
     return ArchivedRound(manifest, documents)
 
 

@@ -47,19 +47,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check.
+    """Result of one check."""
 
-    Attributes:
-        id: identifier of the check, a key of `CHECKS`.
-        verdict: the verdict.
-        why: what failed, or why it could not be checked; empty if the check passed.
-        count: number of items that were checked.
-    """
-
-    id: str
-    verdict: Verdict
-    why: str
-    count: int
+    id: str = fact("Identifier of the check, a key of `CHECKS`.")
+    verdict: Verdict = fact("The verdict.")
+    why: str = fact("What failed, or why it could not be checked; empty if the check passed.")
+    count: int = fact("Number of items that were checked.")
 
 
 @dataclass(slots=True)

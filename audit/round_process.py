@@ -55,16 +55,14 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
         return None
     completed = await audit_round(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
     result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})
-    await bucket.put(audit_name(round_id), result.model_dump_json().encode() + b"\n")
+    await bucket.put(audit_name(round_id), result.to_line())
     return result.verdict
 
 
 async def _run(job: Job) -> dict[str, str | None]:
     clock = SystemClock()
-    bucket = open_archive_bucket(job.config, clock, os.environ)
-    if bucket is None:
-        return {"error": "[archive] place is not set"}
     try:
+        bucket = open_archive_bucket(job.config, clock, os.environ)
         return {"verdict": await run_job(job, bucket, clock)}
     except HelperError as error:
         return {"error": str(error)}

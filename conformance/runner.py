@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 from xml.etree import ElementTree
@@ -175,38 +175,25 @@ def is_conformant(results: Sequence[CheckResult]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """A check with its observation.
+    """A check with its observation."""
 
-    Attributes:
-        id: stable identifier of the check: topic and number.
-        source: the clause that requires it.
-        level: a failed check fails the run only if its level is `must`.
-        verdict: verdict of the check.
-        seen: observation: request and response, or why the check was skipped.
-    """
-
-    id: str
-    source: str
-    level: Level
-    verdict: Verdict
-    seen: str
+    id: str = field(metadata={"description": "Stable identifier of the check: topic and number."})
+    source: str = field(metadata={"description": "The clause that requires it."})
+    level: Level = field(metadata={"description": "A failed check fails the run only if its level is `must`."})
+    verdict: Verdict = field(metadata={"description": "Verdict of the check."})
+    seen: str = field(metadata={"description": "Observation: request and response, or why the check was skipped."})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`conformance`.
+    """`conformance`."""
 
-    Attributes:
-        passed: number of checks that passed.
-        failed: number of checks that failed, of both levels.
-        skipped: number of checks that could not run.
-        checks: the selected checks, in a fixed order. Their topics are in docs/conformance-kit.md.
-    """
-
-    passed: int
-    failed: int
-    skipped: int
-    checks: Sequence[CheckRow]
+    passed: int = field(metadata={"description": "Number of checks that passed."})
+    failed: int = field(metadata={"description": "Number of checks that failed, of both levels."})
+    skipped: int = field(metadata={"description": "Number of checks that could not run."})
+    checks: Sequence[CheckRow] = field(
+        metadata={"description": "The selected checks, in a fixed order. Their topics are in docs/conformance-kit.md."}
+    )
 
 
 def create_report(results: Sequence[CheckResult]) -> Report:

@@ -35,7 +35,6 @@ MODULES = (
 """Modules with classes of `--json` output. The docstring of such a class begins with the commands that write it."""
 _COMMAND = re.compile(r"`([a-z ]+)(?: --json)?`")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 _ROUND_ID = {"pattern": "^[0-9a-f]{64}$"}
 
 
@@ -43,16 +42,11 @@ class _WrittenJson(GenerateJsonSchema):
     """Describes JSON that is written: every field is present."""
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe a class by the first paragraph of its docstring, and its fields by the section `Attributes`."""
+        """Describe a class by the first paragraph of its docstring."""
         described = super().dataclass_schema(schema)
         del described["title"]
         kind = schema["cls"]
         described["description"] = _first_paragraph(kind)
-        for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-            _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-            for name, about in _ATTRIBUTE.findall(attributes):
-                sentence = " ".join(about.split()).replace("None", "null")
-                described["properties"][name].setdefault("description", sentence[0].upper() + sentence[1:])
         for each in dataclasses.fields(kind):
             if each.metadata.get("optional"):
                 name = each.metadata.get("serialization_alias", each.name)

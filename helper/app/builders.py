@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
 from helper.app.gates import Gates
+from helper.chain.block_reader import RevealHistory
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node import Node
-from helper.chain.node_pool import NodePool, create_node_pool
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
+from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
 from helper.config.sections import ROLES, Config, Role
@@ -22,8 +25,9 @@ from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
 from helper.lease import Lease
 from helper.lease.keeper import create_lease
 from helper.observability.stats import Stats
-from helper.operations.archive_writer import ArchiveWriter, create_archive_writer
-from helper.operations.finished_rounds import FinishedRounds, create_finished_rounds
+from helper.operations.archive_reader import open_archive_bucket
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.finished_rounds import FinishedRounds
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
 from helper.reveal.prover_pool import ProverPool, WorkerCommand, WorkerSpawner
@@ -212,15 +216,27 @@ def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> 
 def build_archive(
     host: Host, chain: Chain, *, is_writer: Callable[[], bool]
 ) -> tuple[ArchiveWriter | None, FinishedRounds | None]:
-    """Build the archive, if one is configured. `is_writer` tells whether this host writes it."""
-    writer = create_archive_writer(
-        host.config,
-        chain.node_pool,
-        lambda: chain.rounds.agreed_rounds() if chain.rounds.is_synced else None,
-        is_writer=is_writer,
-        clock=host.clock,
-        env=os.environ,
-    )
-    if writer is None:
+    """Build the archive, if one is configured and this host may send. `is_writer` tells whether this host writes it."""
+    config, clock = host.config, host.clock
+    if not config.archive.place or not host.role.can_send:
         return None, None
-    return writer, create_finished_rounds(host.config, chain.node_pool, writer, is_writer=is_writer, clock=host.clock)
+    bucket = open_archive_bucket(config, clock, os.environ)
+    open_readers = partial(ReadOnlyNodePool, chain.node_pool, timeout=config.chain.timeout_seconds)
+    writer = ArchiveWriter(
+        bucket,
+        RevealHistory(open_readers()),
+        rounds=lambda: chain.rounds.agreed_rounds() if chain.rounds.is_synced else None,
+        circuits=circuit_infos(),
+        clock=clock,
+        interval_seconds=config.archive.check_seconds,
+        is_writer=is_writer,
+    )
+    finished_rounds = FinishedRounds(
+        config,
+        bucket,
+        open_readers(),
+        archived_height=lambda: writer.archived_height,
+        is_writer=is_writer,
+        clock=clock,
+    )
+    return writer, finished_rounds

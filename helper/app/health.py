@@ -7,7 +7,7 @@ from typing import Final
 from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
 from helper.chain.chain_data import BlockHead
 from helper.chain.scheduled_sync import MAX_DUE_SECONDS
-from helper.config.sections import ROLES, Role
+from helper.config.sections import Role
 from helper.core.refusals import text_of
 from helper.core.text_forms import format_time
 from helper.observability.readiness_text import Check
@@ -36,7 +36,7 @@ class ServiceHealth:
         role: the role of this host; only the components that it uses must be healthy.
     """
 
-    def __init__(self, gates: Gates, *, prover_pool: ProverPool, stats: Stats, role: Role = ROLES["all"]) -> None:
+    def __init__(self, gates: Gates, *, prover_pool: ProverPool, stats: Stats, role: Role) -> None:
         self._gates = gates
         self._prover_pool = prover_pool
         self._stats = stats

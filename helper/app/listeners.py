@@ -257,10 +257,15 @@ def published_addresses(config: Config) -> tuple[str, str]:
     )
 
 
+def page_directory(config: Config) -> Path:
+    """Return the directory of the page: as set, or the bundled one."""
+    return Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
+
+
 def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     if not config.ui.enable:
         return None
-    directory = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
+    directory = page_directory(config)
     return Page(directory) if admin is None else Page(directory, connect_to=lambda: admin.vote_server_origins)
 
 
@@ -269,7 +274,6 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
     if not config.archive.place or not config.archive.audit or config.admin.disable:
         return None
     bucket = open_archive_bucket(config, clock, os.environ)
-    assert bucket is not None
     return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)
 
 

@@ -49,7 +49,6 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
 
-HOUR_SECONDS = 3600.0
 NODE_IDS_SECONDS = 60.0
 """Seconds between comparisons of the nodes' ids."""
 FOLLOWER_WAIT_SECONDS = 1.0
@@ -135,10 +134,9 @@ class Service:
         )
         self.operations = OperatorActions(
             store=self.store,
-            round_authority=self.round_registry,
+            rounds=self.round_registry,
             share_checks=share_checks,
             wake=self.dispatcher.wake,
-            is_daemon_running=True,
             find_counted=self.block_follower.find_counted,
             on_rescan=self.block_follower.wake,
         )

@@ -20,8 +20,8 @@ import uvloop
 
 from helper.app.listeners import Listeners
 from helper.app.service import Service
-from helper.chain.node_pool import NodePool, create_node_pool
-from helper.clock import Clock, SystemClock
+from helper.chain.node_pool import create_node_pool
+from helper.clock import SystemClock
 from helper.config.sections import Config
 from helper.observability.log_config import configure
 from helper.observability.sentry import create_reporter
@@ -33,10 +33,10 @@ from helper.runtime.systemd import ServiceManager, adopt_inherited_listener, is_
 class AdminOnlyService:
     """Serves the admin API and the page, and accepts no shares."""
 
-    def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
-        self._listeners = Listeners(config, node_pool=node_pool, clock=clock)
-        self._node_pool = node_pool
-        self._clock = clock
+    def __init__(self, config: Config) -> None:
+        self._clock = SystemClock()
+        self._node_pool = create_node_pool(config, self._clock)
+        self._listeners = Listeners(config, node_pool=self._node_pool, clock=self._clock)
         self._poll_seconds = config.chain.poll_seconds
         self._stop = asyncio.Event()
 
@@ -82,10 +82,7 @@ log = structlog.get_logger("helper.app")
 
 def create_service(config: Config) -> Service | AdminOnlyService:
     """Create the complete helper, or the admin-only service if `[helper] disable` is set."""
-    if not config.helper.disable:
-        return Service(config)
-    clock = SystemClock()
-    return AdminOnlyService(config, node_pool=create_node_pool(config, clock), clock=clock)
+    return AdminOnlyService(config) if config.helper.disable else Service(config)
 
 
 YOUNG_OBJECTS: Final = 10_000

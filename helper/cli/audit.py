@@ -37,8 +37,7 @@ from helper.cli.conventions import (
 )
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
-from helper.errors import ConfigError, NotFound, UsageError
-from helper.object_store.bucket import Bucket
+from helper.errors import NotFound, UsageError
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
 from helper.operations.archived_objects import parse_round_directory
 from helper.runtime.process_security import acting_as_owner
@@ -158,12 +157,10 @@ def audit(
     own = None if mine is None else _read_mine(mine)
     request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive, own, report_mine)
     completed = anyio.run(_run, config, request)
-    emit(completed.result.to_json(completed.own), lambda _: _print_result(completed), json=json)
     code = _EXIT_CODES[completed.result.verdict]
     if completed.own is not None and code is not ExitCode.FAILURE:
         code = _OWN_EXIT_CODES[completed.own.are_counted]
-    if code is not ExitCode.OK:
-        raise typer.Exit(code)
+    emit(completed.result.to_json(completed.own), lambda _: _print_result(completed), json=json, code=code)
 
 
 def _read_mine(path: Path) -> ShareFile:
@@ -238,7 +235,7 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
 @asynccontextmanager
 async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
-    bucket = _open_archive(config)
+    bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
     folders = await bucket.list_folders() if len(text) < _ID_CHARS else []
     round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
     archived = await read_finished_round(bucket, round_id)
@@ -248,13 +245,6 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
     async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
         source = NodeSource(readers, round_id)
         yield _Opened(ArchiveSource(bucket, circuit_infos(), round_id, source), round_id)
-
-
-def _open_archive(config: Path | None) -> Bucket:
-    bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
-    if bucket is None:
-        raise ConfigError("[archive] place is not set")
-    return bucket
 
 
 @asynccontextmanager

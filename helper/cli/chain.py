@@ -19,9 +19,9 @@ from helper.chain.reveal_transaction import parse_reveal
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
     ConfigOption,
-    DbOption,
     ExitCode,
     JsonOption,
+    QueueOptions,
     emit,
     fail,
     print_message,
@@ -66,9 +66,7 @@ def rescan(
         typer.Option("--from", metavar="HEIGHT", min=1, help="First block to read again.", show_default=False),
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the blocks are read.")] = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Read blocks again, from HEIGHT to the newest one read, and wait until that is done.
 
@@ -80,13 +78,11 @@ def rescan(
     Without --from, follow the latest rescan. Interrupting this command does not interrupt the rescan. Exit code 3: some
     blocks could not be read, because every node has pruned them.
     """
-    api = OperatorApi.of(config, db)
+    api = OperatorApi.of(options)
     response = api.get("/chain/rescan") if first is None else api.post("/chain/rescan", {"from": first})
     if response["source"] == "daemon" and not no_wait:
         response = _follow(api, response)
-    emit(response, _print_result, json=json)
-    if response["pruned"]:
-        raise typer.Exit(ExitCode.DEGRADED)
+    emit(response, _print_result, json=options.json, code=ExitCode.DEGRADED if response["pruned"] else ExitCode.OK)
 
 
 def _follow(api: OperatorApi, response: dict[str, Any]) -> dict[str, Any]:

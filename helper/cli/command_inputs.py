@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.conventions import ExitCode, fail
+from helper.cli.conventions import ExitCode, QueueOptions, fail
 from helper.config.loader import Loaded, load_traced
 from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing, refuse_planted
 
@@ -19,13 +19,13 @@ SHARED_ADVICE: Final = (
 )
 
 
-def database_file(config: Path | None, db: Path | None, *, must_exist: bool = True) -> Path:
+def database_file(options: QueueOptions, *, must_exist: bool = True) -> Path:
     """Return the path of the queue database, from the flag or the settings.
 
     Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
     """
-    settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
-    if settings.store.url and db is None:
+    settings = read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
+    if settings.store.url and options.db is None:
         fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
     if must_exist and is_missing(settings.db_path):
         fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from helper.cli.command_inputs import read_settings
-from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, fail, print_message
 from helper.clock import SystemClock
-from helper.config.loader import Loaded, Problem, SettingsError, load
+from helper.config.loader import Problem, SettingsError, load
 from helper.config.sections import Config
 from helper.config.settings_file import DEFAULT_DATABASE
 from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
@@ -94,10 +94,8 @@ def init(
         fail(f"{output} already exists; --force replaces it")
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror or error}")
-    if json:
-        emit_json(CreatedSettings(path=str(output), set=sorted(options)))
-    else:
-        print_message(f"wrote {output}")
+    created = CreatedSettings(path=str(output), set=sorted(options))
+    emit(created, lambda _: print_message(f"wrote {output}"), json=json)
 
 
 def _write_settings(path: Path, content: bytes, *, replace: bool) -> None:
@@ -126,13 +124,25 @@ def show(
 ) -> None:
     """Show the effective settings; secrets are hidden."""
     loaded = read_settings(config)
-    if json:
-        emit_json(_describe_settings(loaded, origin=origin))
-        return
-    for section, keys in _visible_values(loaded).items():
+    shown = ShownSettings(
+        path=str(loaded.path) if loaded.path else None,
+        settings={
+            section: {
+                key: to_display_value(section, key, getattr(getattr(loaded.config, section), key)) for key in keys
+            }
+            for section, keys in SECTIONS.items()
+        },
+        origins={name: str(where) for name, where in loaded.origins.items()} if origin else None,
+    )
+    emit(shown, _print_settings, json=json)
+
+
+def _print_settings(shown: Mapping[str, Any]) -> None:
+    origins = shown.get("origins", {})
+    for section, keys in shown["settings"].items():
         typer.echo(f"[{section}]")
         for key, value in keys.items():
-            where = f"  # {loaded.origins[f'{section}.{key}']}" if origin else ""
+            where = f"  # {origins[f'{section}.{key}']}" if origins else ""
             typer.echo(f"{key} = {to_toml(value)}{where}")
         typer.echo("")
 
@@ -171,12 +181,10 @@ def validate(
         print_message(f"{finding.level.value.ljust(5)} {finding.subject}: {finding.message}")
         if finding.advice:
             print_message(f"      -> {finding.advice}")
-    if json:
-        emit_json(CheckedSettings(ok=code is ExitCode.OK, problems=problems, online=findings if online else None))
-    elif code is ExitCode.OK:
+    if code is ExitCode.OK and not json:
         print_message(f"{path or 'default settings'}: ok")
-    if code is not ExitCode.OK:
-        raise typer.Exit(code)
+    checked = CheckedSettings(ok=code is ExitCode.OK, problems=problems, online=findings if online else None)
+    emit(checked, lambda _: None, json=json, code=code)
 
 
 async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
@@ -186,19 +194,3 @@ async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     if not node_results.usable:
         return findings, ExitCode.UNREACHABLE
     return findings, ExitCode.OK if all_ok(findings) else ExitCode.DEGRADED
-
-
-def _visible_values(loaded: Loaded) -> dict[str, dict[str, Any]]:
-    """Return all settings, with secrets hidden."""
-    return {
-        section: {key: to_display_value(section, key, getattr(getattr(loaded.config, section), key)) for key in keys}
-        for section, keys in SECTIONS.items()
-    }
-
-
-def _describe_settings(loaded: Loaded, *, origin: bool) -> ShownSettings:
-    return ShownSettings(
-        path=str(loaded.path) if loaded.path else None,
-        settings=_visible_values(loaded),
-        origins={name: str(where) for name, where in loaded.origins.items()} if origin else None,
-    )

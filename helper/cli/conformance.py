@@ -93,9 +93,8 @@ def conformance(
         results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
         if report is not None:
             report.write(to_junit(url, results))
-    emit(create_report(results), lambda _: _print_results(results), json=json)
-    if not is_conformant(results):
-        raise typer.Exit(ExitCode.FAILURE)
+    code = ExitCode.OK if is_conformant(results) else ExitCode.FAILURE
+    emit(create_report(results), lambda _: _print_results(results), json=json, code=code)
 
 
 async def _run(request: _Request) -> list[CheckResult]:

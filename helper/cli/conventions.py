@@ -9,8 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -57,6 +59,36 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would b
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Options of commands about one queue."""
+
+    config: ConfigOption = None
+    db: DbOption = None
+    json: JsonOption = False
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter."""
+    parameters = signature(command, eval_str=True).parameters.values()
+    classes: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    options: list[Parameter] = []
+    for each in parameters:
+        own = signature(classes[each.name], eval_str=True).parameters.values() if each.name in classes else [each]
+        options += [option.replace(kind=Parameter.KEYWORD_ONLY) for option in own]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in classes.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        command(**values)
+
+    # typer reads both
+    vars(run)["__signature__"] = Signature(options)
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
 class ExitCode(IntEnum):
     """Exit codes of commands."""
 
@@ -70,9 +102,16 @@ class ExitCode(IntEnum):
 
 
 def emit(
-    result: DataclassInstance | dict[str, Any], text: str | Callable[[dict[str, Any]], None], *, json: bool
+    result: DataclassInstance | dict[str, Any],
+    text: str | Callable[[dict[str, Any]], None],
+    *,
+    json: bool,
+    code: ExitCode = ExitCode.OK,
 ) -> None:
-    """Write the result of a command, as JSON or as text; `text` may be a function that prints its plain values."""
+    """Write the result of a command, as JSON or as text, and end the command if its exit code is not 0.
+
+    `text` may be a function that prints the result's plain values.
+    """
     values = result if isinstance(result, dict) else to_json(result)
     if json:
         emit_json(values)
@@ -80,13 +119,14 @@ def emit(
         text(values)
     else:
         typer.echo(text)
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
 
 
 def emit_json(value: Any) -> None:
-    """Write a document or a plain value as one line of JSON. Must be the last output."""
+    """Write a plain value as one line of JSON. Must be the last output."""
     sys.stderr.flush()
-    is_document = is_dataclass(value) and not isinstance(value, type)
-    sys.stdout.write(encode_json_line(to_json(value) if is_document else value))
+    sys.stdout.write(encode_json_line(value))
     sys.stdout.flush()
 
 

@@ -23,10 +23,10 @@ from helper.cli.command_inputs import (
 )
 from helper.cli.conventions import (
     ConfigOption,
-    DbOption,
     DryRunOption,
     ExitCode,
     JsonOption,
+    QueueOptions,
     YesOption,
     confirm_or_exit,
     emit,
@@ -163,17 +163,15 @@ def backup(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing backup; a file of `queue export` is never replaced.")
     ] = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
     harden_process()
-    database = database_file(config, db)
+    database = database_file(options)
     if recipient and passphrase_file is not None:
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
-    encryption = database_encryption(config)
+    encryption = database_encryption(options.config)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock(), encryption)
     write = partial(encrypt_backup, image=snapshot.image, passphrase=passphrase, recipients=recipient or ())
@@ -189,7 +187,7 @@ def backup(
     )
     if snapshot.contents.damaged:
         print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
-    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {result.bytes} bytes", json=json)
+    emit(result, f"{output}: {_summarize_contents(snapshot.contents)}, {result.bytes} bytes", json=options.json)
 
 
 def restore(
@@ -198,14 +196,12 @@ def restore(
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
     force: Annotated[bool, typer.Option("--force", help="Rename an existing database instead of failing.")] = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Restore a backup; the helper must not be running."""
     harden_process()
-    database = database_file(config, db, must_exist=False)
-    encryption = database_encryption(config)
+    database = database_file(options, must_exist=False)
+    encryption = database_encryption(options.config)
     image = _open_backup(file, identity, passphrase_file)
     contents = check_image(image, str(file), encryption)
     aside = restore_database(image, database, set_aside=force)
@@ -219,8 +215,8 @@ def restore(
             "them. If that machine no longer has them, run `svote-helper queue retry --stage moved`"
         )
     result = RestoreResult(**asdict(contents), database=str(database), set_aside=None if aside is None else str(aside))
-    emit(result, f"{database}: {_summarize_contents(contents)}", json=json)
-    if aside is not None and not json:
+    emit(result, f"{database}: {_summarize_contents(contents)}", json=options.json)
+    if aside is not None and not options.json:
         print_message(
             f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
         )
@@ -234,22 +230,20 @@ def check(
     ] = None,
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Check the complete database, or a backup without restoring it. The helper may be running."""
     harden_process()
-    encryption = database_encryption(config)
+    encryption = database_encryption(options.config)
     if backup_file is None:
-        path = database_file(config, db)
+        path = database_file(options)
         with acting_as_owner(path):
             contents = take_snapshot(path, SystemClock(), encryption).contents
     else:
         path = backup_file
         contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
     result = CheckedFile(**asdict(contents), file=str(path), ok=not contents.damaged)
-    emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=json)
+    emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=options.json)
     if contents.damaged:
         print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
@@ -269,9 +263,7 @@ def migrate(
         bool, typer.Option("--no-backup", help="Make no backup; the schema upgrade cannot be undone.")
     ] = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Upgrade the schema of an older database. The helper must not be running.
 
@@ -282,8 +274,8 @@ def migrate(
         fail("use --backup FILE or --no-backup", ExitCode.USAGE)
     require_confirmation(yes=yes)
     harden_process()
-    database = database_file(config, db)
-    encryption = database_encryption(config)
+    database = database_file(options)
+    encryption = database_encryption(options.config)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
         refuse_locked(database)
@@ -306,7 +298,7 @@ def migrate(
         with acting_as_owner(database):
             open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
     change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
-    emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=json)
+    emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=options.json)
 
 
 def _summarize_contents(contents: Contents) -> str:
@@ -359,9 +351,7 @@ def encrypt(
     key_file: KeyFileOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Encrypt witnesses and messages in the database with the first key of the key file.
 
@@ -369,7 +359,7 @@ def encrypt(
     again: afterwards, it no longer needs the other keys of the key file. Needs free space of twice the size of the
     database.
     """
-    _rewrite(key_file, config, db, encrypt=True, dry_run=dry_run, yes=yes, json=json)
+    _rewrite(key_file, options, encrypt=True, dry_run=dry_run, yes=yes)
 
 
 def decrypt(
@@ -377,21 +367,17 @@ def decrypt(
     key_file: KeyFileOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Decrypt the database, so that it can be used without a key file. The helper must not be running."""
-    _rewrite(key_file, config, db, encrypt=False, dry_run=dry_run, yes=yes, json=json)
+    _rewrite(key_file, options, encrypt=False, dry_run=dry_run, yes=yes)
 
 
-def _rewrite(
-    key_file: Path | None, config: Path | None, db: Path | None, *, encrypt: bool, dry_run: bool, yes: bool, json: bool
-) -> None:
+def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry_run: bool, yes: bool) -> None:
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
-    database = database_file(config, db)
-    keys = str(key_file) if key_file else read_settings(config).config.store.key_file
+    database = database_file(options)
+    keys = str(key_file) if key_file else read_settings(options.config).config.store.key_file
     if not keys:
         fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
     encryption = read_file_encryption(keys)
@@ -417,7 +403,7 @@ def _rewrite(
         with acting_as_owner(database):
             done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)
         result = replace(result, encrypted=encrypt, live=done.live, damaged=len(done.damaged), erased=done.is_erased)
-    _report_rewrite(result, encrypt=encrypt, dry_run=dry_run, json=json)
+    _report_rewrite(result, encrypt=encrypt, dry_run=dry_run, json=options.json)
 
 
 def _report_rewrite(result: RewrittenFile, *, encrypt: bool, dry_run: bool, json: bool) -> None:
@@ -488,9 +474,7 @@ def copy(
         result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
     else:
         result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
-    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json)
-    if code:
-        raise typer.Exit(code)
+    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json, code=code)
 
 
 # ---------------------------------------------------------------------- moving

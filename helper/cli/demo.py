@@ -6,9 +6,8 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import httpx
 import typer
@@ -25,7 +24,7 @@ from devnet.demo.run import DemoError, run_demo
 from devnet.postgres import ClusterError
 from devnet.wallet import CastVote, Wallet, WalletError
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
-from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, format_one_line
+from helper.cli.conventions import ExitCode, JsonOption, emit, emit_json, fail, format_one_line
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
 from helper.core.json_records import HEX_32, fact
@@ -36,29 +35,8 @@ NODE_SECONDS: Final = 10.0
 """Seconds until the nodes must be usable. Their newest block is initially in the future, at the round's end."""
 
 
-class Circuit(StrEnum):
-    """Circuit generations of the dev chain."""
-
-    K10 = "k10"
-    K11 = "k11"
-
-
-class Wallets(StrEnum):
-    """Wallets of the demo."""
-
-    ONE = "one"
-    ALL = "all"
-
-
-class Engine(StrEnum):
-    """Database engines of the queue."""
-
-    SQLITE = "sqlite"
-    POSTGRES = "postgres"
-
-
 def demo(
-    circuit: Annotated[Circuit, typer.Option(help="Circuit generation of the chain.")] = Circuit.K10,
+    circuit: Annotated[Literal["k10", "k11"], typer.Option(help="Circuit generation of the chain.")] = "k10",
     voters: Annotated[int, typer.Option(min=1, max=1000, help="Number of wallets; each votes on two proposals.")] = 3,
     spread: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds over which wallets spread the due times of their shares.")
@@ -68,11 +46,11 @@ def demo(
         typer.Option("--db", help="Queue database to create, which is kept after the demo (default: temporary)."),
     ] = None,
     store: Annotated[
-        Engine,
+        Literal["sqlite", "postgres"],
         typer.Option(
             help="Queue database; postgres starts a temporary server and one host per role (api, prover, sender)."
         ),
-    ] = Engine.SQLITE,
+    ] = "sqlite",
     helpers: Annotated[
         int,
         typer.Option(
@@ -82,27 +60,27 @@ def demo(
         ),
     ] = 1,
     wallets: Annotated[
-        Wallets,
+        Literal["one", "all"],
         typer.Option(
             help="Simulated wallets; all plays each known client in turn, with at least one voter for each of them."
         ),
-    ] = Wallets.ONE,
+    ] = "one",
     keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the URLs.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of votes and times; keys are always random.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a demo: cast votes and follow their shares until they are confirmed and tallied."""
-    if store is Engine.POSTGRES and db is not None:
+    if store == "postgres" and db is not None:
         fail("--db is a file and cannot be used with --store postgres", ExitCode.USAGE)
-    if helpers > 1 and (store is not Engine.SQLITE or db is not None):
+    if helpers > 1 and (store != "sqlite" or db is not None):
         fail("--helpers cannot be used with --db or --store postgres", ExitCode.USAGE)
     if db is not None and not is_missing(db):  # its shares are those of another chain
         fail(f"{db} exists already: the demo creates its database", ExitCode.USAGE)
-    plays_clients = wallets is Wallets.ALL
+    plays_clients = wallets == "all"
     if plays_clients and helpers > 1:
         fail("--wallets all cannot be used with --helpers", ExitCode.USAGE)
     voters = max(voters, len(CLIENTS)) if plays_clients else voters
-    options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value, helpers, plays_clients)
+    options = DemoOptions(circuit, voters, spread, db, keep, json, seed, store, helpers, plays_clients)
     console = Console(stderr=True)
     try:
         outcome = asyncio.run(run_demo(options, console, audit=audit_finished_round))
@@ -177,13 +155,7 @@ def vote(
         fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", ExitCode.UNREACHABLE)
     except WalletError as error:
         fail(f"the vote could not be cast: {error}")
-    outcome = _describe_vote(cast_vote)
-    if json:
-        emit_json(outcome)
-    else:
-        for share in outcome.shares:
-            typer.echo(format_one_line(f"share {share.index:>2}  submit_at {share.submit_at}  {share.answer}"))
-        typer.echo(f"weight {outcome.weight}, position {outcome.position}")
+    emit(_describe_vote(cast_vote), _print_vote, json=json)
     if not cast_vote.is_accepted:
         fail("not every share was accepted by a helper", ExitCode.FAILURE)
 
@@ -206,6 +178,12 @@ class VoteOutcome:
     position: int = fact("Position of the vote commitment in the tree.")
     weight: int = fact("Voting power.")
     shares: Sequence[PostedShare] = fact("The 16 shares.")
+
+
+def _print_vote(outcome: Mapping[str, Any]) -> None:
+    for share in outcome["shares"]:
+        typer.echo(format_one_line("share {index:>2}  submit_at {submit_at}  {answer}".format_map(share)))
+    typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
 
 
 def _describe_vote(cast_vote: CastVote) -> VoteOutcome:

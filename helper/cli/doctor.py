@@ -8,16 +8,17 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
-from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, format_one_line, print_message
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, format_one_line, print_message
 from helper.cli.terminal import supports_colours, terminal_width
 from helper.clock import SystemClock
+from helper.core.json_records import fact
 from helper.doctor import CheckResult, Level, all_ok
-from helper.doctor.run import run_doctor
+from helper.doctor.run import Report, run_doctor
 from helper.observability import log_config
 
 _SUBJECT_WIDTH: Final = 16
@@ -27,34 +28,21 @@ _COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 @dataclass(frozen=True, slots=True)
 class LevelCounts:
-    """Number of results by level.
+    """Number of results by level."""
 
-    Attributes:
-        ok: number of checks that are ok.
-        warn: number of warnings.
-        fail: number of failed checks.
-    """
-
-    ok: int
-    warn: int
-    fail: int
+    ok: int = fact("Number of checks that are ok.")
+    warn: int = fact("Number of warnings.")
+    fail: int = fact("Number of failed checks.")
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """Output of `doctor --json`.
+    """Output of `doctor --json`."""
 
-    Attributes:
-        ok: whether all checks are ok.
-        counts: number of results by level.
-        seconds: duration in seconds.
-        findings: results of the checks.
-    """
-
-    ok: bool
-    counts: LevelCounts
-    seconds: float
-    findings: Sequence[CheckResult]
+    ok: bool = fact("Whether all checks are ok.")
+    counts: LevelCounts = fact("Number of results by level.")
+    seconds: float = fact("Duration in seconds.")
+    findings: Sequence[CheckResult] = fact("Results of the checks.")
 
 
 def doctor(
@@ -72,13 +60,10 @@ def doctor(
     report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
     levels = Counter(finding.level for finding in report.findings)
     counts = LevelCounts(levels[Level.OK], levels[Level.WARN], levels[Level.FAIL])
-    if json:
-        result = DoctorReport(all_ok(report.findings), counts, round(report.seconds, 2), report.findings)
-        emit_json(asdict(result))
-    else:
-        _print_results(report.findings)
-        print_message(f"{counts.ok} ok, {counts.warn} warnings, {counts.fail} failed, in {report.seconds:.1f} s")
-    code = ExitCode.OK if all_ok(report.findings) else ExitCode.DEGRADED
+    is_ok = all_ok(report.findings)
+    result = DoctorReport(is_ok, counts, round(report.seconds, 2), report.findings)
+    emit(result, lambda _: _print_report(report, counts), json=json)
+    code = ExitCode.OK if is_ok else ExitCode.DEGRADED
     if report.has_hung_checks:
         # hung threads would block a normal exit
         sys.stdout.flush()
@@ -87,11 +72,11 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _print_results(findings: tuple[CheckResult, ...]) -> None:
+def _print_report(report: Report, counts: LevelCounts) -> None:
     """Print each result with its advice below. Lines are wrapped only on a terminal."""
     columns = terminal_width()
     coloured = supports_colours()
-    for finding in findings:
+    for finding in report.findings:
         level = finding.level.value.ljust(5)
         first_line = f"{level} {finding.subject.ljust(_SUBJECT_WIDTH)} {finding.message}"
         lines = _wrap(format_one_line(first_line), columns, _INDENT)
@@ -100,6 +85,7 @@ def _print_results(findings: tuple[CheckResult, ...]) -> None:
         if finding.advice:
             lines += _wrap(format_one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
         typer.echo("\n".join(lines))
+    print_message(f"{counts.ok} ok, {counts.warn} warnings, {counts.fail} failed, in {report.seconds:.1f} s")
 
 
 def _wrap(text: str, columns: int | None, indent: str) -> list[str]:

@@ -7,14 +7,14 @@ import signal
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import typer
 
-from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, print_message
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, print_message
 from helper.config.settings_file import (
     DEFAULT_DATABASE,
     DEFAULT_HOST,
@@ -23,6 +23,7 @@ from helper.config.settings_file import (
     find_file,
     variable_name,
 )
+from helper.core.json_records import fact
 from helper.errors import ConfigError
 from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
@@ -45,19 +46,12 @@ _STATUS_BY_EXIT_CODE: Final[Mapping[ExitCode, Status]] = {
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """Output of `healthcheck --json`.
+    """Output of `healthcheck --json`."""
 
-    Attributes:
-        status: state of the helper.
-        asked: base URL or socket path that responded; null if none did.
-        checks: readiness checks.
-        problems: reasons why the helper could not be queried.
-    """
-
-    status: Status
-    asked: str | None
-    checks: Sequence[Check]
-    problems: Sequence[str]
+    status: Status = fact("State of the helper.")
+    asked: str | None = fact("Base URL or socket path that responded; null if none did.")
+    checks: Sequence[Check] = fact("Readiness checks.")
+    problems: Sequence[str] = fact("Reasons why the helper could not be queried.")
 
 
 def healthcheck(
@@ -67,29 +61,36 @@ def healthcheck(
     json: JsonOption = False,
 ) -> None:
     """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
-    problems = []
+    asked: str | None = None
+    code, checks = ExitCode.UNREACHABLE, list[Check]()
+    addresses, problems = tuple[str, ...](), list[str]()
     try:
         addresses = (url,) if url else find_addresses(config, os.environ)
     except ConfigError as error:
-        _report_and_exit(ExitCode.UNREACHABLE, problems=[str(error)], json=json)
+        problems.append(str(error))
     for address in addresses:
         try:
             with _limit_time(timeout):
                 status, body = _request_readiness(address, timeout)
         except DaemonNotRunningError as error:
             problems.append(str(error))
-            continue
         except PermissionError:
             problems.append(f"no permission to use {address}")
-            continue
         except (DaemonUnresponsiveError, ValueError) as error:
             problems.append(f"{address}: {error}")
-            continue
-        checks = parse_checks(body.decode(errors="replace"))
-        if checks:
-            _report_and_exit(ExitCode.OK if status == 200 else ExitCode.DEGRADED, address, checks, json=json)
-        problems.append(f"{address}: HTTP {status}, not a response of this helper")
-    _report_and_exit(ExitCode.UNREACHABLE, problems=problems, json=json)
+        else:
+            checks = parse_checks(body.decode(errors="replace"))
+            if checks:
+                asked, code, problems = address, ExitCode.OK if status == 200 else ExitCode.DEGRADED, []
+                break
+            problems.append(f"{address}: HTTP {status}, not a response of this helper")
+    emit(HealthReport(_STATUS_BY_EXIT_CODE[code], asked, checks, problems), _print_report, json=json, code=code)
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    failed = [f"{check['name']}: {check['problem']}" for check in report["checks"] if check["problem"] is not None]
+    for line in (*failed, *report["problems"]):
+        print_message(line)
 
 
 @contextmanager
@@ -116,23 +117,6 @@ def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError("must be a URL such as http://127.0.0.1:8090")
     return request_tcp(parts.hostname, parts.port or 80, parts.path.rstrip("/") + _READY_TARGET, timeout=timeout)
-
-
-def _report_and_exit(
-    code: ExitCode,
-    address: str | None = None,
-    checks: Sequence[Check] = (),
-    problems: Sequence[str] = (),
-    *,
-    json: bool,
-) -> NoReturn:
-    if json:
-        emit_json(asdict(HealthReport(_STATUS_BY_EXIT_CODE[code], address, checks, problems)))
-    else:
-        failed = [f"{check.name}: {check.problem}" for check in checks if check.problem is not None]
-        for line in (*failed, *problems):
-            print_message(line)
-    raise typer.Exit(code)
 
 
 def find_addresses(config: Path | None, env: Mapping[str, str]) -> tuple[str, ...]:

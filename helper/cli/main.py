@@ -11,10 +11,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from io import TextIOWrapper
 from itertools import takewhile
-from typing import Annotated, Any, Final, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
 import typer
 
@@ -22,6 +21,7 @@ from helper.cli.conventions import (
     UNWRITABLE,
     ExitCode,
     discard_output,
+    expand_options,
     is_output_error,
     map_errors_to_exit_codes,
     print_message,
@@ -160,7 +160,7 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
 def load_function(command: Command) -> Callable[..., Any]:
     """Import the function of a command, whose errors become exit codes."""
     function: Callable[..., Any] = getattr(importlib.import_module(command.module), command.function)
-    return function if command.function in SERVICES else map_errors_to_exit_codes()(function)
+    return function if command.function in SERVICES else expand_options(map_errors_to_exit_codes()(function))
 
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
@@ -172,15 +172,9 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
     return create_cli(_typed_words(env))
 
 
-class Shell(StrEnum):
-    """Supported shells."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
-def completion(shell: Annotated[Shell, typer.Argument(help="Shell to generate the script for.")]) -> None:
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Shell to generate the script for.")],
+) -> None:
     """Print the completion script of a shell, for example: source <(svote-helper completion bash)."""
     # at each TAB the script runs the command with the typed text in environment variables, as typer defines it
     os.environ[COMPLETION_VARIABLE] = f"source_{shell}"

@@ -31,7 +31,6 @@ from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
-from helper.store.store import Store
 
 
 def request_file(
@@ -81,13 +80,7 @@ async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIt
         store = SqliteStore(database, encryption=encryption)
         await store.open()
         try:
-            operations = OperatorActions(
-                store=store,
-                round_authority=StoredRoundAuthority(store),
-                share_checks=known_circuits,
-                wake=lambda: None,
-                is_daemon_running=False,
-            )
+            operations = OperatorActions(store=store, rounds=None, share_checks=known_circuits)
             yield _create_app(store, operator_action_routes(operations, source="file"))
         finally:
             await store.close()
@@ -117,21 +110,3 @@ def _as_this_user(app: ASGIApp) -> ASGIApp:
 async def _stream(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
-
-
-class StoredRoundAuthority:
-    """Round status from the database file: closed if the service found the round closed on the chain."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def frozen_reason(self, round_id: bytes) -> str | None:  # noqa: ARG002 (required by the protocol)
-        """Return None: without the chain, nothing is known."""
-        return None
-
-    async def is_closed(self, round_id: bytes) -> bool:
-        """Return whether the service stored the round as closed."""
-        return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.list_rounds())
-
-    def forget(self, round_id: bytes) -> None:
-        """Do nothing: there is no cache."""

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import typer
 
 from helper.cli.command_inputs import read_settings
+from helper.cli.conventions import QueueOptions
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
 from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound, UsageError
@@ -52,9 +53,10 @@ class OperatorApi:
     is_named: bool = False
 
     @classmethod
-    def of(cls, config: Path | None, db: Path | None) -> OperatorApi:
+    def of(cls, options: QueueOptions) -> OperatorApi:
         """Create a client from the settings and the `--db` flag."""
-        settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
+        db = options.db
+        settings = read_settings(options.config, {"helper.db_path": str(db) if db else None}).config
         shared = bool(settings.store.url) and db is None
         return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named=db is not None)
 
@@ -175,31 +177,6 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
     raise HelperError(message, advice=advice)
 
 
-RoundOption = Annotated[
-    str,
-    typer.Option("--round", help="Only this round (hex, or a prefix of at least 6 characters).", show_default=False),
-]
-StateOption = Annotated[
-    str,
-    typer.Option(
-        "--state",
-        help="Only this state: received, witnessed, broadcast or failed.",
-        autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
-        show_default=False,
-    ),
-]
-DueBeforeOption = Annotated[
-    str,
-    typer.Option(
-        "--due-before",
-        help="Only shares due before this time: Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such as "
-        "+10min.",
-        show_default=False,
-    ),
-]
-StageOption = Annotated[
-    str, typer.Option("--stage", help="Only shares whose last event was in this stage.", show_default=False)
-]
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -214,26 +191,54 @@ _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
-def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: str, stage: str) -> dict[str, str]:
-    """Return the filter options as query parameters of the operator API.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Options that select shares."""
 
-    Args:
-        api: lists the rounds of the queue, to resolve a prefix of a round id.
-        round_id: 64 hex characters, or a prefix of at least 6; empty for any.
-        state: name of a state, validated by the operator API.
-        due_before: see `parse_due_before`; empty for any.
-        stage: name of a stage, validated by the operator API.
+    round_id: Annotated[
+        str,
+        typer.Option(
+            "--round", help="Only this round (hex, or a prefix of at least 6 characters).", show_default=False
+        ),
+    ] = ""
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            help="Only this state: received, witnessed, broadcast or failed.",
+            autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
+            show_default=False,
+        ),
+    ] = ""
+    due_before: Annotated[
+        str,
+        typer.Option(
+            "--due-before",
+            help="Only shares due before this time: Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such "
+            "as +10min.",
+            show_default=False,
+        ),
+    ] = ""
+    stage: Annotated[
+        str, typer.Option("--stage", help="Only shares whose last event was in this stage.", show_default=False)
+    ] = ""
 
-    Raises:
-        UsageError: an option is invalid.
-        NotFound: no known round has this prefix, or there is no queue.
-    """
-    return {
-        "round": resolve_round(api, round_id),
-        "state": state,
-        "due_before": parse_due_before(due_before, SystemClock().now()),
-        "stage": stage,
-    }
+    def to_query(self, api: OperatorApi) -> dict[str, str]:
+        """Return the options as query parameters of the operator API, which checks state and stage.
+
+        Args:
+            api: lists the rounds of the queue, to resolve a prefix of a round id.
+
+        Raises:
+            UsageError: an option is invalid.
+            NotFound: no known round has this prefix, or there is no queue.
+        """
+        return {
+            "round": resolve_round(api, self.round_id),
+            "state": self.state,
+            "due_before": parse_due_before(self.due_before, SystemClock().now()),
+            "stage": self.stage,
+        }
 
 
 def resolve_round(api: OperatorApi, text: str) -> str:

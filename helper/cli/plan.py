@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.conventions import ExitCode, JsonOption, emit_json, fail, print_message
+from helper.cli.conventions import ExitCode, JsonOption, emit, fail, print_message
 from helper.cli.operator_api import UNIT_SECONDS
 from helper.cli.terminal import emit_fields
 from helper.config.sections import Config
-from helper.core.json_records import fact, to_json
+from helper.core.json_records import fact
 from helper.core.load_forecast import (
     CLOSING_SECONDS,
     MAX_BLOCK_SECONDS,
@@ -91,11 +91,11 @@ def plan(
     slots = cores or len(os.sched_getaffinity(0))
     rate = ProofRate(get_proof_seconds(circuit, slots, measure=measure), slots, block_seconds)
     size = RoundSize(voters, proposals, helpers, bundles, seconds, distribution)
-    result = make_plan(size, rate)
     figures: dict[str, Any] = {
-        name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(result).items()
+        name: round(value, 3) if isinstance(value, float) else value
+        for name, value in asdict(make_plan(size, rate)).items()
     }
-    planned = PlannedRound(
+    result = PlannedRound(
         **figures,
         cores=slots,
         circuit=circuit,
@@ -104,13 +104,7 @@ def plan(
         round_seconds=seconds,
         distribution=distribution,
     )
-    values = to_json(planned)
-    if json:
-        emit_json(values)
-        return
-    emit_fields(_format_values(values))
-    sys.stdout.flush()
-    print_message(_describe_result(values))
+    emit(result, _print_plan, json=json)
 
 
 def parse_round_length(text: str) -> int:
@@ -138,12 +132,11 @@ def get_proof_seconds(circuit: str, cores: int, *, measure: bool) -> float:
         fail(f"proofs could not be measured: {error}")
 
 
-def _format_values(values: dict[str, Any]) -> dict[str, str]:
-    """Return the rows of the table."""
+def _print_plan(values: dict[str, Any]) -> None:
     source = "measured now" if values["measured"] else "reference"
     done = format_duration(values["done_seconds"])
     needed = values["cores_needed"]
-    return {
+    rows = {
         "shares of this helper": f"{values['shares']:,} of {values['reveals']:,}",
         "proofs": f"{values['proofs']:,}, {values['proofs_per_second']:.1f} per second on {values['cores']} cores",
         "time of a proof": f"{values['seconds_per_proof']:.2f} s ({values['circuit']}, {source})",
@@ -154,6 +147,9 @@ def _format_values(values: dict[str, Any]) -> dict[str, str]:
         "disk": f"{values['disk_bytes'] / 1e6:,.0f} MB",
         "memory": f"{values['memory_bytes'] / 1e6:,.0f} MB",
     }
+    emit_fields(rows)
+    sys.stdout.flush()
+    print_message(_describe_result(values))
 
 
 def _format_slack(seconds: float) -> str:

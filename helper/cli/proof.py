@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import typer
@@ -17,8 +16,8 @@ from helper.cli.chain import open_node_pool
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
     ConfigOption,
-    DbOption,
     JsonOption,
+    QueueOptions,
     emit,
     fail,
     new_file,
@@ -28,7 +27,7 @@ from helper.cli.operator_api import OperatorApi, resolve_round
 from helper.cli.terminal import emit_fields
 from helper.clock import SystemClock
 from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
-from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError, UsageError
+from helper.errors import BucketError, HelperError, NotFound, ProofBundleError, UsageError
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
 from helper.operations.proof_bundle import (
     ProofBundle,
@@ -45,12 +44,8 @@ FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
 
 
-class SearchSource(StrEnum):
-    """Where to search for a reveal."""
-
-    AUTO = "auto"
-    ARCHIVE = "archive"
-    CHAIN = "chain"
+SearchSource = Literal["auto", "archive", "chain"]
+"""Where to search for a reveal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +120,8 @@ def export(
     source: Annotated[
         SearchSource,
         typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
-    ] = SearchSource.AUTO,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    ] = "auto",
+    options: QueueOptions,
 ) -> None:
     """Write a bundle for a confirmed reveal: transaction, proof, public inputs and their hashes.
 
@@ -139,8 +132,8 @@ def export(
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
-    search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
-    proof_bundle, source = anyio.run(_find, config, search)
+    search = _create_search(OperatorApi.of(options), nullifier, round_id, from_height, to_height, source)
+    proof_bundle, source = anyio.run(_find, options.config, search)
     verify_bundle(proof_bundle, verify_proof)
     bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
@@ -149,8 +142,8 @@ def export(
     if not is_written:
         with new_file(path) as file:
             file.write(bundle)
-    result = ExportedBundle(output=str(path), bytes=len(bundle), source=source.value, **_bundle_fields(proof_bundle))
-    emit(result, emit_fields, json=json)
+    result = ExportedBundle(output=str(path), bytes=len(bundle), source=source, **_bundle_fields(proof_bundle))
+    emit(result, emit_fields, json=options.json)
 
 
 def verify(
@@ -197,7 +190,7 @@ def _create_search(
     round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
     if (first or last) and not 1 <= first <= last:
         raise UsageError("--from-height and --to-height must be given together, in ascending order")
-    if first and source is SearchSource.ARCHIVE:
+    if first and source == "archive":
         raise UsageError("--from-height searches the chain and cannot be used with --from archive")
     if not round_ids:
         try:
@@ -210,16 +203,16 @@ def _create_search(
 
 async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, SearchSource]:
     """Find the reveal; returns its bundle and source."""
-    if search.source is not SearchSource.CHAIN and search.heights is None:
+    if search.source != "chain" and search.heights is None:
         bundle = await _search_archive(config, search)
         if bundle is not None:
-            return bundle, SearchSource.ARCHIVE
-        if search.source is SearchSource.ARCHIVE:
+            return bundle, "archive"
+        if search.source == "archive":
             raise NotFound(
                 "the archive has no bundle of this nullifier",
                 advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
             )
-    return await _search_chain(config, search), SearchSource.CHAIN
+    return await _search_chain(config, search), "chain"
 
 
 async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
@@ -227,14 +220,11 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
     If the chain can be searched instead, an archive error is only printed.
     """
-
-    required = search.source is SearchSource.ARCHIVE
+    required, settings = search.source == "archive", read_settings(config).config
+    if not required and not settings.archive.place:
+        return None
     try:
-        bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
-        if bucket is None:
-            if required:
-                raise ConfigError("[archive] place is not set")
-            return None
+        bucket = open_archive_bucket(settings, SystemClock(), os.environ)
         bundle = await find_bundle(bucket, circuit_infos(), search.nullifier, search.round_ids)
         if bundle is not None:
             verify_bundle(bundle, verify_proof)

@@ -9,27 +9,16 @@ import typer
 
 from helper.chain.chain_data import RoundAuthentication
 from helper.cli.conventions import (
-    ConfigOption,
-    DbOption,
     DryRunOption,
     ExitCode,
-    JsonOption,
+    QueueOptions,
     YesOption,
     confirm_or_exit,
     emit,
     print_message,
     require_confirmation,
 )
-from helper.cli.operator_api import (
-    DueBeforeOption,
-    OperatorApi,
-    RefsArgument,
-    RoundOption,
-    StageOption,
-    StateOption,
-    build_filter_query,
-    resolve_round,
-)
+from helper.cli.operator_api import OperatorApi, RefsArgument, Selection, resolve_round
 from helper.cli.terminal import emit_table
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
@@ -41,55 +30,42 @@ LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number 
 
 def list_shares(
     *,
-    round_id: RoundOption = "",
-    state: StateOption = "",
-    due_before: DueBeforeOption = "",
-    stage: StageOption = "",
+    selection: Selection,
     limit: LimitOption = "100",
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """List shares in order of due time. With --state failed, show failure reasons first."""
-    api = OperatorApi.of(config, db)
-    query = build_filter_query(api, round_id, state, due_before, stage)
-    response = api.get("/queue", {**query, "limit": limit})
-    emit(response, lambda listed: print_list(listed, limit), json=json)
+    api = OperatorApi.of(options)
+    response = api.get("/queue", {**selection.to_query(api), "limit": limit})
+    emit(response, lambda listed: print_list(listed, limit), json=options.json)
 
 
 def show(
     ref: Annotated[
         str, typer.Argument(help="Share reference as shown by `queue list`, or a prefix of at least 6 characters.")
     ],
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Show the state and history of a share. Never shows witness data."""
     if not ref.isalnum() or not ref.isascii():  # other characters could change the path
         raise typer.BadParameter("a share reference consists of hex characters", param_hint="REF")
-    response = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
-    emit(response, print_story, json=json)
+    response = OperatorApi.of(options).get(f"/queue/{ref.lower()}")
+    emit(response, print_story, json=options.json)
 
 
-def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
+def stats(options: QueueOptions) -> None:
     """Show shares by round and state, failures, and the state of the helper if it is running."""
-    response = OperatorApi.of(config, db).get("/stats")
-    emit(response, print_stats, json=json)
+    response = OperatorApi.of(options).get("/stats")
+    emit(response, print_stats, json=options.json)
 
 
 def retry(
     *,
     shares: RefsArgument = None,
-    round_id: RoundOption = "",
-    state: StateOption = "",
-    due_before: DueBeforeOption = "",
-    stage: StageOption = "",
+    selection: Selection,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Retry failed shares, all or selected, at their due times with a full attempt budget.
 
@@ -99,17 +75,15 @@ def retry(
     running.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
-    api, refs = OperatorApi.of(config, db), shares or []
-    filter_query = build_filter_query(api, round_id, state, due_before, stage)
-    request = {**filter_query, "refs": refs}
+    api, refs = OperatorApi.of(options), shares or []
+    request = {**selection.to_query(api), "refs": refs}
     if not yes and not dry_run:
         number = api.post("/queue/retry", {**request, "dry_run": True})["retried"]
         if number:
             confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
     response = api.post("/queue/retry", {**request, "dry_run": dry_run})
-    emit(response, print_retried, json=json)
-    if (response["closed"] or response["moved"]) and not response["retried"]:
-        raise typer.Exit(ExitCode.FAILURE)
+    is_refused = (response["closed"] or response["moved"]) and not response["retried"]
+    emit(response, print_retried, json=options.json, code=ExitCode.FAILURE if is_refused else ExitCode.OK)
 
 
 def purge(
@@ -119,9 +93,7 @@ def purge(
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Delete all data of a closed round before the retention period ends.
 
@@ -129,7 +101,7 @@ def purge(
     case, the helper must have recorded the round as closed before it stopped.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
-    api = OperatorApi.of(config, db)
+    api = OperatorApi.of(options)
     round_id = resolve_round(api, round_id)
     path = f"/rounds/{operator_parameters.parse_round(round_id).hex()}/purge"
     harden_process()
@@ -138,18 +110,13 @@ def purge(
         print_purged(api.post(path, {"dry_run": True}))
         confirm_or_exit("Delete all data of this round?", yes=yes)
     response = api.post(path, {"dry_run": dry_run})
-    emit(response, print_purged, json=json)
+    emit(response, print_purged, json=options.json)
 
 
-def audit(
-    limit: LimitOption = "50",
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
-) -> None:
+def audit(*, limit: LimitOption = "50", options: QueueOptions) -> None:
     """Show the audit log of operator actions, latest first: user, time, action, result."""
-    response = OperatorApi.of(config, db).get("/actions", {"limit": limit})
-    emit(response, print_audit, json=json)
+    response = OperatorApi.of(options).get("/actions", {"limit": limit})
+    emit(response, print_audit, json=options.json)
 
 
 _AUTHENTICATION_TEXTS: Final = {
@@ -162,14 +129,14 @@ _AUTHENTICATION_TEXTS: Final = {
 }
 
 
-def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
+def rounds(options: QueueOptions) -> None:
     """List known rounds: status, end, time left, shares by state, tree size.
 
     "authenticated" shows whether the published voting configuration has a valid signature of the round by a trusted
     key. Wallets require it; the helper accepts shares without it.
     """
-    response = OperatorApi.of(config, db).get("/rounds")
-    emit(response, _print_rounds, json=json)
+    response = OperatorApi.of(options).get("/rounds")
+    emit(response, _print_rounds, json=options.json)
 
 
 def _print_rounds(response: Mapping[str, Any]) -> None:

@@ -20,11 +20,9 @@ from helper.cli.command_inputs import (
     read_settings,
 )
 from helper.cli.conventions import (
-    ConfigOption,
-    DbOption,
     DryRunOption,
     ExitCode,
-    JsonOption,
+    QueueOptions,
     YesOption,
     confirm_or_exit,
     emit,
@@ -33,15 +31,7 @@ from helper.cli.conventions import (
     require_confirmation,
 )
 from helper.cli.db import read_new_passphrase
-from helper.cli.operator_api import (
-    DueBeforeOption,
-    OperatorApi,
-    RefsArgument,
-    RoundOption,
-    StageOption,
-    StateOption,
-    build_filter_query,
-)
+from helper.cli.operator_api import OperatorApi, RefsArgument, Selection
 from helper.cli.queue import MOVED_TEXT, ROUND_CHARS
 from helper.clock import SystemClock
 from helper.core.json_records import fact
@@ -192,16 +182,11 @@ def export(
     output: Annotated[Path, typer.Option(help="File to write; must not exist.")],
     move: Annotated[bool, typer.Option("--move", help="Move the shares: this machine stops processing them.")] = False,
     for_svoted: ForSvotedOption = False,
-    round_id: RoundOption = "",
-    state: StateOption = "",
-    due_before: DueBeforeOption = "",
-    stage: StageOption = "",
+    selection: Selection,
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Export live shares to a passphrase-encrypted file, for `queue import` on another machine.
 
@@ -216,15 +201,15 @@ def export(
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
-    api, refs = OperatorApi.of(config, db), [operator_parameters.parse_ref(ref) for ref in shares or []]
+    settings = read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
+    api, refs = OperatorApi.of(options), [operator_parameters.parse_ref(ref) for ref in shares or []]
     harden_process()
-    filter_query = build_filter_query(api, round_id, state, due_before, stage)
+    filter_query = selection.to_query(api)
     if api.shared:
         api.get("/rounds")  # only a running helper can record the export
     else:
         api.require_database()
-    with closing(create_source_endpoint(SQLITE_ENGINE if db else None, settings, SystemClock())) as source:
+    with closing(create_source_endpoint(SQLITE_ENGINE if options.db else None, settings, SystemClock())) as source:
         source.connect_read_only()
         queue = ExportedQueue(source, operator_parameters.parse_filter(*filter_query.values()), refs)
         number = sum(1 for _ in queue.read())
@@ -244,11 +229,11 @@ def export(
         left=UnexportedShares(**_count_skipped(queue)),
         move=move,
     )
-    emit(result, print_exported, json=json)
+    emit(result, print_exported, json=options.json)
 
 
 def _count_skipped(queue: ExportedQueue) -> dict[str, int]:
-    return {why: queue.skipped[why] for why in ("damaged", "closed", "moved")}
+    return {why: queue.skipped[why] for why in _NOT_EXPORTED_REASONS}
 
 
 def _fail_without_shares(queue: ExportedQueue) -> NoReturn:
@@ -325,9 +310,7 @@ def import_(
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    config: ConfigOption = None,
-    db: DbOption = None,
-    json: JsonOption = False,
+    options: QueueOptions,
 ) -> None:
     """Import shares from another machine's export, with their states and due times.
 
@@ -344,7 +327,7 @@ def import_(
     if from_svoted == STDIN and not yes and not dry_run:
         fail("standard input has the shares, so it cannot confirm: use --yes, or --dry-run", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
-    api = OperatorApi.of(config, db)
+    api = OperatorApi.of(options)
     harden_process()
     svoted = None if from_svoted is None else read_svoted_file(from_svoted)
     if svoted is not None:
@@ -364,11 +347,8 @@ def import_(
     response = perform(preview=dry_run)
     if from_svoted is not None:
         response["deleted"] = delete_imported(from_svoted, response, requested=delete_file, yes=yes)
-    emit(response, print_imported, json=json)
-    if response["conflict"]:
-        raise typer.Exit(ExitCode.FAILURE)
-    if response["left"]:
-        raise typer.Exit(ExitCode.DEGRADED)
+    code = ExitCode.FAILURE if response["conflict"] else ExitCode.DEGRADED if response["left"] else ExitCode.OK
+    emit(response, print_imported, json=options.json, code=code)
 
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:

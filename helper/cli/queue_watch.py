@@ -25,6 +25,7 @@ from helper.cli.conventions import (
     ConfigOption,
     DbOption,
     ExitCode,
+    QueueOptions,
     discard_output,
     encode_json_line,
     fail,
@@ -98,14 +99,16 @@ class Screen:
 
 
 def _header_lines(state: Overview, *, stale: bool) -> Iterator[Text]:
-    paused = state.paused
-    status, style = ("paused", "bold red") if paused else ("ready", "bold green")
-    if not state.ready and not paused:
-        status, style = "starting", "bold yellow"
+    status = _status(state)
+    style = {"paused": "bold red", "ready": "bold green", "starting": "bold yellow"}[status]
     rest = f"  height {format_one_line(state.height)}  circuit {state.circuit}  {format_time(int(state.at))} UTC"
     yield Text.assemble((f"{'was ' if stale else ''}{status}", "dim" if stale else style), rest)
-    if paused:
-        yield Text(format_one_line(paused), "red")
+    if state.paused:
+        yield Text(format_one_line(state.paused), "red")
+
+
+def _status(state: Overview) -> str:
+    return "paused" if state.paused else "ready" if state.ready else "starting"
 
 
 # ---------------------------------------------------------------- the service
@@ -219,9 +222,8 @@ def pipe_cells(state: Overview) -> tuple[object, ...]:
     """Return a state as cells of `PIPE_COLUMNS`."""
     sums = [sum(numbers) for numbers in zip(*map(_counts, state.rounds), strict=True)] or [0] * len(COUNT_KEYS)
     nodes = state.endpoints
-    status = "paused" if state.paused else "ready" if state.ready else "starting"
     usable = f"{sum(node.fresh for node in nodes)}/{len(nodes)}"
-    return (format_time(int(state.at)), status, *sums, state.provers.busy, usable, state.paused)
+    return (format_time(int(state.at)), _status(state), *sums, state.provers.busy, usable, state.paused)
 
 
 def _milliseconds(value: float | None) -> str:
@@ -245,7 +247,7 @@ _DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
     """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Shows only totals."""
-    api = OperatorApi.of(config, db)
+    api = OperatorApi.of(QueueOptions(config=config, db=db))
     stream = stream_states(api)
     try:
         if json:
@@ -266,92 +268,69 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
 # ---------------------------------------------------------------- the stream
 
 
-@dataclass(frozen=True, slots=True)
-class StateEvent:
-    """A queue state: `helper.observability.queue_snapshot.Overview` as JSON."""
+def stream_states(api: OperatorApi) -> Iterator[dict[str, Any]]:
+    """Yield what `--json` prints, endlessly: each state of the service, and why the stream is interrupted.
 
-    state: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLost:
-    """The stream is interrupted, and why."""
-
-    reason: str
-
-
-def stream_states(api: OperatorApi) -> Iterator[StateEvent | StreamLost]:
-    """Yield the states of the service endlessly. Reconnects whenever the stream is interrupted.
+    Reconnects whenever that happens.
 
     Raises:
         PermissionError: no permission to access the socket.
     """
     while True:
+        reason = "the helper ended the stream"
         try:
             if not api.may_use_socket:
                 raise DaemonNotRunningError(f"no helper is running on {api.database}")
-            lines = stream_control_socket(api.socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS)
-            yield from map(StateEvent, _parse_states(lines))
-            yield StreamLost("the helper ended the stream")
+            for line in stream_control_socket(api.socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS):
+                # server-sent events, each on one line
+                if line.startswith(_DATA_PREFIX) and isinstance(
+                    state := jsonlib.loads(line[len(_DATA_PREFIX) :]), dict
+                ):
+                    yield {"event": "state", "state": state}
         except (DaemonNotRunningError, DaemonUnresponsiveError) as error:
-            yield StreamLost(str(error))
+            reason = str(error)
+        yield {"event": "gone", "reason": reason}
         time.sleep(RECONNECT_PAUSE_SECONDS)
 
 
-def _parse_states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Parse states from server-sent events, each on one line."""
-    for line in lines:
-        if line.startswith(_DATA_PREFIX):
-            state = jsonlib.loads(line[len(_DATA_PREFIX) :])
-            if isinstance(state, dict):
-                yield state
-
-
-def _filter_changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
-    """Yield events that differ from the previous one."""
+def _filter_changes(stream: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield records that differ from the previous one."""
     previous: object = None
-    for event in stream:
+    for record in stream:
         # each state has another time
-        current: object = {**event.state, "at": None} if isinstance(event, StateEvent) else event
+        current = {**record, "state": {**record.get("state", {}), "at": None}}
         if current != previous:
             previous = current
-            yield event
+            yield record
 
 
 # ---------------------------------------------------------------- output
 
 
-def _print_json_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
-    for event in _filter_changes(stream):
-        if isinstance(event, StreamLost):
-            record: dict[str, Any] = {"event": "gone", "reason": event.reason}
-        else:
-            record = {"event": "state", "state": event.state}
+def _print_json_lines(stream: Iterator[dict[str, Any]]) -> None:
+    for record in _filter_changes(stream):
         sys.stdout.write(encode_json_line(record))
         sys.stdout.flush()
 
 
-def _print_text_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
+def _print_text_lines(stream: Iterator[dict[str, Any]]) -> None:
     sys.stdout.write("\t".join(PIPE_COLUMNS) + "\n")
-    for event in _filter_changes(stream):
-        if isinstance(event, StreamLost):
-            print_message(event.reason)
+    for record in _filter_changes(stream):
+        if record["event"] == "gone":
+            print_message(record["reason"])
         else:
-            cells = pipe_cells(parse_state(event.state))
+            cells = pipe_cells(parse_state(record["state"]))
             sys.stdout.write("\t".join(map(format_one_line, cells)) + "\n")
         sys.stdout.flush()
 
 
-def _show_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
+def _show_screen(stream: Iterator[dict[str, Any]]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal's own screen is restored, as after Ctrl-C
     console = Console()
     screen = Screen(None, "waiting for the helper")
     with Live(screen, console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
-        for event in stream:
-            screen = (
-                Screen(parse_state(event.state))
-                if isinstance(event, StateEvent)
-                else Screen(screen.state, event.reason)
-            )
+        for record in stream:
+            is_lost = record["event"] == "gone"
+            screen = Screen(screen.state, record["reason"]) if is_lost else Screen(parse_state(record["state"]))
             live.update(screen, refresh=True)

@@ -30,7 +30,7 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table on a terminal, or one line per value if it is too narrow.
 
     If standard output is not a terminal, print tab-separated lines with a header.
@@ -39,7 +39,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
         for row in (columns, *rows):
             sys.stdout.write("\t".join(format_one_line(value) for value in row) + "\n")
         return
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns)
     cells = [[format_one_line(value) for value in row] for row in rows]
     for row in cells:
         table.add_row(*map(escape, row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit_json, fail
-from helper.core.json_records import HEX_32, fact, to_json
+from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, fail
+from helper.core.json_records import HEX_32, fact
 from helper.runtime.release_files import InstalledFiles, compare_installed, packages_directory, read_release
 
 SHOWN_FILES: Final = 10
@@ -87,23 +87,15 @@ def version(
     """
     release = _verify(manifest, allowed_signers, config) if verify else None
     is_equal = release is None or release.is_equal
-    versions = collect_versions(with_native_code=is_equal, release=release)
-    if json:
-        emit_json(versions)
-    else:
-        _print_versions(versions)
-        if release is not None:
-            _print_release(release, is_equal=is_equal)
-    if not is_equal:
-        raise typer.Exit(ExitCode.FAILURE)
-    if release is not None and release.signer is None:
-        raise typer.Exit(ExitCode.DEGRADED)
+    is_checked = release is None or release.signer is not None
+    code = ExitCode.FAILURE if not is_equal else ExitCode.OK if is_checked else ExitCode.DEGRADED
+    emit(collect_versions(release), _print_versions, json=json, code=code)
 
 
-def collect_versions(*, with_native_code: bool = True, release: InstalledRelease | None = None) -> dict[str, Any]:
-    """Collect the versions as plain JSON values. Without native code, `circuits` is empty."""
+def collect_versions(release: InstalledRelease | None) -> Versions:
+    """Collect the versions. If the installed files differ from the release, `circuits` is empty."""
     circuits: dict[str, CircuitVersion] = {}
-    if with_native_code:
+    if release is None or release.is_equal:
         # Imported here, because a changed file must not run before it is reported.
         from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
 
@@ -111,14 +103,12 @@ def collect_versions(*, with_native_code: bool = True, release: InstalledRelease
             name: CircuitVersion(fingerprint=info.fingerprint, crate=info.crate, k=info.k, proof_bytes=info.proof_bytes)
             for name, info in circuit_infos().items()
         }
-    return to_json(
-        Versions(
-            version=package_version(),
-            circuits=circuits,
-            python=platform.python_version(),
-            sqlite=sqlite3.sqlite_version,
-            release=release,
-        )
+    return Versions(
+        version=package_version(),
+        circuits=circuits,
+        python=platform.python_version(),
+        sqlite=sqlite3.sqlite_version,
+        release=release,
     )
 
 
@@ -155,22 +145,21 @@ def _print_versions(versions: Mapping[str, Any]) -> None:
     for name, circuit in versions["circuits"].items():
         typer.echo(f"circuit {name}: {circuit['crate']}, fingerprint {circuit['fingerprint']}")
     typer.echo(f"python {versions['python']}, sqlite {versions['sqlite']}")
+    if "release" in versions:
+        _print_release(versions["release"])
 
 
-def _print_release(release: InstalledRelease, *, is_equal: bool) -> None:
-    signature = f"signed by {release.signer}" if release.signer else "signature not checked"
-    typer.echo(f"release {release.version}, commit {release.commit[:12]}, {signature}")
-    typer.echo(f"{release.matching} files match")
-    for kind, files in (("changed", release.changed), ("missing", release.missing), ("unlisted", release.unlisted)):
-        _print_files(kind, files)
-    if not is_equal:
+def _print_release(release: Mapping[str, Any]) -> None:
+    signature = f"signed by {release['signer']}" if release["signer"] else "signature not checked"
+    typer.echo(f"release {release['version']}, commit {release['commit'][:12]}, {signature}")
+    typer.echo(f"{release['matching']} files match")
+    differing = {kind: release[kind] for kind in ("changed", "missing", "unlisted") if release[kind]}
+    for kind, files in differing.items():
+        for file in files[:SHOWN_FILES]:
+            typer.echo(f"{kind}: {file}")
+        if len(files) > SHOWN_FILES:
+            typer.echo(f"{kind}: {len(files) - SHOWN_FILES} more")
+    if differing:
         typer.echo("the installed files are not those of the release: install its wheel again")
-    elif not release.signer:
+    elif not release["signer"]:
         typer.echo("the signature was not checked: specify --allowed-signers or [prover] allowed_signers")
-
-
-def _print_files(kind: str, files: Sequence[str]) -> None:
-    for file in files[:SHOWN_FILES]:
-        typer.echo(f"{kind}: {file}")
-    if len(files) > SHOWN_FILES:
-        typer.echo(f"{kind}: {len(files) - SHOWN_FILES} more")

@@ -23,6 +23,7 @@ from helper.config.settings_file import (
     variable_name,
 )
 from helper.config.settings_text import SECTIONS, describe_validation_error, parse_value
+from helper.core.json_records import fact
 from helper.errors import ConfigError
 from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
@@ -32,21 +33,13 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in the settings.
+    """A problem in the settings."""
 
-    Attributes:
-        source: the file, the environment variable or the flag.
-        line: line number in the file, from 1; None for other sources.
-        key: `section.key`, a section, or the variable's name; empty if the problem concerns the entire file.
-        message: description of the problem.
-        nearest: a known name similar to an unknown one.
-    """
-
-    source: str
-    line: int | None
-    key: str
-    message: str
-    nearest: str | None = None
+    source: str = fact("The file, the environment variable or the flag.")
+    line: int | None = fact("Line number in the file, from 1; null for other sources.")
+    key: str = fact("`section.key`, a section, or the variable's name; empty if the problem concerns the entire file.")
+    message: str = fact("Description of the problem.")
+    nearest: str | None = fact("A known name similar to an unknown one.", default=None)
 
     def __str__(self) -> str:
         """Format as one line: `helper.toml:3: helper.prot: unknown key, did you mean helper.port?`."""
@@ -113,19 +106,17 @@ def load_traced(
     Raises:
         SettingsError: the settings are invalid.
     """
-    reader = _read_sources(path, env or {}, flags or {})
+    reader = _SettingsReader(path, env or {}, flags or {})
     return Loaded(reader.build_config(), path, reader.all_origins())
 
 
-def load_valid_settings(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
-) -> tuple[Loaded, tuple[Problem, ...]]:
+def load_valid_settings(path: Path | None, env: Mapping[str, str]) -> tuple[Loaded, tuple[Problem, ...]]:
     """Load the settings and treat invalid ones as not set, for callers that must continue.
 
     Returns:
         The settings, and every problem.
     """
-    reader = _read_sources(path, env, flags or {})
+    reader = _SettingsReader(path, env, {})
     try:
         config = reader.build_config()
     except SettingsError as error:
@@ -133,25 +124,20 @@ def load_valid_settings(
     return Loaded(config, path, reader.all_origins()), tuple(reader.problems)
 
 
-def _read_sources(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> _SettingsReader:
-    reader = _SettingsReader()
-    if path is not None:
-        reader.add_file(path)
-    reader.add_environment(env)
-    reader.add_flags(flags)
-    reader.add_secrets(env)
-    return reader
-
-
 class _SettingsReader:
     """Collects values from file, environment and flags, with their origins and problems."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> None:
         self.values: dict[Key, Any] = {}
         self.origins: dict[Key, Origin] = {}
         self.problems: list[Problem] = []
+        if path is not None:
+            self._add_file(path)
+        self._add_environment(env)
+        self._add_flags(flags)
+        self._add_secrets(env)
 
-    def add_file(self, path: Path) -> None:
+    def _add_file(self, path: Path) -> None:
         """Add the keys of a TOML file."""
         source = str(path)
         if path.is_fifo():
@@ -192,7 +178,7 @@ class _SettingsReader:
                     continue
                 self._set_value((section, key), value, Origin("file", source, line))
 
-    def add_environment(self, env: Mapping[str, str]) -> None:
+    def _add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
         known = {variable_name(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
@@ -208,7 +194,7 @@ class _SettingsReader:
             except ValueError as error:
                 self.problems.append(Problem(name, None, ".".join(key), str(error)))
 
-    def add_flags(self, flags: Mapping[str, Any]) -> None:
+    def _add_flags(self, flags: Mapping[str, Any]) -> None:
         """Add values from the command line."""
         for dotted, value in flags.items():
             if value is None:
@@ -218,7 +204,7 @@ class _SettingsReader:
                 raise KeyError(f"unknown setting {dotted}")
             self._set_value((section, key), value, Origin("flag", f"flag {dotted}"))
 
-    def add_secrets(self, env: Mapping[str, str]) -> None:
+    def _add_secrets(self, env: Mapping[str, str]) -> None:
         """Add secrets from files: those named in the settings, then systemd credentials."""
         for (section, key), credential in CREDENTIALS.items():
             file_name = self.values.get((section, f"{key}_file"))

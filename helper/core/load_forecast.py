@@ -21,6 +21,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from helper.core.json_records import fact
 from helper.core.share import SHARE_COUNT
 
 MAX_HELPERS_PER_SHARE: Final = 10
@@ -352,43 +353,29 @@ class RoundSize:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """Result of a plan. Times are in seconds since the beginning of the round.
+    """Result of a plan. Times are in seconds since the beginning of the round."""
 
-    Attributes:
-        shares: shares that this helper gets.
-        proofs: proofs that it makes.
-        reveals: reveals of the round, by all helpers.
-        proofs_per_second: rate of this helper.
-        cores_needed: smallest number of cores with which this helper has proven its shares in time, whether or not the
-            chain includes them; None if no number is enough, because the round is too short.
-        done_seconds: when the last of its shares is confirmed, if nothing else delays it.
-        done_before_end: whether that is before the end.
-        slack_seconds: from then to the end of the round; negative if it is later.
-        unfinished: shares that are not revealed at the end.
-        max_backlog: highest number of shares that are due and wait for a prover.
-        limit: why shares are late at the end: "chain" if it includes too few reveals per block, else "provers"; None if
-            no share is.
-        together_slack_seconds: `slack_seconds` if all helpers have the same cores and share their backlogs.
-        together_done_before_end: whether that is not negative.
-        disk_bytes: for the database, with all shares waiting.
-        memory_bytes: for the service and one prover per core.
-    """
-
-    shares: int
-    proofs: int
-    reveals: int
-    proofs_per_second: float
-    cores_needed: int | None
-    done_seconds: float
-    done_before_end: bool
-    slack_seconds: float
-    unfinished: int
-    max_backlog: int
-    limit: str | None
-    together_slack_seconds: float
-    together_done_before_end: bool
-    disk_bytes: int
-    memory_bytes: int
+    shares: int = fact("Shares that this helper gets.")
+    proofs: int = fact("Proofs that it makes.")
+    reveals: int = fact("Reveals of the round, by all helpers.")
+    proofs_per_second: float = fact("Rate of this helper.")
+    cores_needed: int | None = fact(
+        "Smallest number of cores with which this helper has proven its shares in time, whether or not the chain "
+        "includes them; null if no number is enough, because the round is too short."
+    )
+    done_seconds: float = fact("When the last of its shares is confirmed, if nothing else delays it.")
+    done_before_end: bool = fact("Whether that is before the end.")
+    slack_seconds: float = fact("From then to the end of the round; negative if it is later.")
+    unfinished: int = fact("Shares that are not revealed at the end.")
+    max_backlog: int = fact("Highest number of shares that are due and wait for a prover.")
+    limit: str | None = fact(
+        'Why shares are late at the end: "chain" if it includes too few reveals per block, else "provers"; null '
+        "if no share is."
+    )
+    together_slack_seconds: float = fact("`slack_seconds` if all helpers have the same cores and share their backlogs.")
+    together_done_before_end: bool = fact("Whether that is not negative.")
+    disk_bytes: int = fact("For the database, with all shares waiting.")
+    memory_bytes: int = fact("For the service and one prover per core.")
 
 
 def make_plan(size: RoundSize, rate: ProofRate) -> RoundPlan:

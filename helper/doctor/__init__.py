@@ -6,9 +6,11 @@ No check writes to the database, sends share data to a node, or prints a secret.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from helper.core.json_records import fact
 
 
 class Level(StrEnum):
@@ -21,21 +23,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check.
+    """Result of one check."""
 
-    Attributes:
-        subject: the checked item, in one or two words.
-        level: severity.
-        message: the state, in one line.
-        advice: how to fix it; empty if no action is needed.
-        facts: the measured values, as plain JSON values.
-    """
-
-    subject: str
-    level: Level
-    message: str
-    advice: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    subject: str = fact("The checked item, in one or two words.")
+    level: Level = fact("Severity.")
+    message: str = fact("The state, in one line.")
+    advice: str = fact("How to fix it; empty if no action is needed.", default="")
+    facts: Mapping[str, Any] = fact("The measured values, as plain JSON values.", default_factory=dict)
 
 
 def ok(subject: str, message: str, **facts: Any) -> CheckResult:

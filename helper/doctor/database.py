@@ -16,11 +16,18 @@ from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.text_forms import format_time
 from helper.doctor import CheckResult, fail, ok, warn
+from helper.doctor.machine import read_text
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot
 from helper.store.factory import check_shared_database as connect_shared_database
 from helper.store.factory import read_file_encryption
-from helper.store.sqlite.opening import UNSUITABLE_ADVICE, is_unsuitable, quick_check
+from helper.store.sqlite.opening import (
+    MOUNTS_FILE,
+    UNSUITABLE_ADVICE,
+    find_file_system_type,
+    is_unsuitable,
+    quick_check,
+)
 from helper.store.sqlite.reader import open_queue_file
 
 INTEGRITY_CHECK_SECONDS: Final = 4.0
@@ -155,78 +162,62 @@ FSYNC_SAMPLES: Final = 5
 _PAGE_BYTES: Final = bytes(4096)
 
 
-@dataclass(frozen=True, slots=True)
-class DiskMeasurement:
-    """Measured values of a disk.
-
-    Attributes:
-        free_bytes: bytes available to this user.
-        free_inodes: number of files that can be created; None if the file system does not count them.
-        fsync_seconds: median duration of an fsync of one page, None if none was possible.
-        problem: why writing failed, None if it succeeded.
-    """
-
-    free_bytes: int
-    free_inodes: int | None
-    fsync_seconds: float | None = None
-    problem: str | None = None
-
-
-def measure_disk(directory: Path, clock: Clock) -> DiskMeasurement:
-    """Measure a directory's disk with five fsyncs of an unnamed temporary file. Raises OSError."""
-    stats = os.statvfs(directory)
-    free, inodes = stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
+def check_disk(directory: Path, clock: Clock) -> list[CheckResult]:
+    """Check the disk of a directory: free space, fsync latency, and whether its file system is suitable."""
     try:
-        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-            seconds = []
-            for _ in range(FSYNC_SAMPLES):
-                file.write(_PAGE_BYTES)
-                began = clock.monotonic()
-                os.fsync(file.fileno())
-                seconds.append(clock.monotonic() - began)
+        stats = os.statvfs(directory)
     except OSError as error:
-        return DiskMeasurement(free, inodes, problem=error.strerror or str(error))
-    return DiskMeasurement(free, inodes, median(seconds))
-
-
-def evaluate_disk(directory: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
-    """Evaluate free space and fsync latency, and report a file system that is not suitable.
-
-    Args:
-        directory: directory of the database.
-        disk: the measured values.
-        kind: the file system's type, "" if unknown.
-    """
-    results = [_evaluate_space(directory, disk), _evaluate_fsync(directory, disk)]
+        advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
+        return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
+    free_inodes = stats.f_favail if stats.f_files else None  # some file systems do not count them
+    results = [evaluate_space(directory, stats.f_bavail * stats.f_frsize, free_inodes), _check_fsync(directory, clock)]
+    kind = find_file_system_type(directory, read_text(MOUNTS_FILE) or "")
     if is_unsuitable(kind):
         results.append(fail("file system", f"{directory} is on {kind}", UNSUITABLE_ADVICE, kind=kind))
     return results
 
 
-def _evaluate_space(directory: Path, disk: DiskMeasurement) -> CheckResult:
-    text = f"{disk.free_bytes >> 20} MB free in {directory}"
-    facts = {"free_bytes": disk.free_bytes, "free_inodes": disk.free_inodes}
-    if disk.free_bytes < MIN_FREE_BYTES or disk.free_inodes == 0:
+def evaluate_space(directory: Path, free_bytes: int, free_inodes: int | None) -> CheckResult:
+    """Evaluate the bytes that are available to this user, and the number of files that can be created, if known."""
+    text = f"{free_bytes >> 20} MB free in {directory}"
+    facts = {"free_bytes": free_bytes, "free_inodes": free_inodes}
+    if free_bytes < MIN_FREE_BYTES or free_inodes == 0:
         advice = (
             "Free some space: shares are refused with 503 while the disk is full. The helper recovers automatically."
         )
-        return fail(
-            "disk space", text if disk.free_inodes != 0 else f"no inodes are free in {directory}", advice, **facts
-        )
-    if disk.free_bytes < LOW_FREE_BYTES:
+        return fail("disk space", text if free_inodes != 0 else f"no inodes are free in {directory}", advice, **facts)
+    if free_bytes < LOW_FREE_BYTES:
         return warn("disk space", text, "Free some space before the next round starts.", **facts)
     return ok("disk space", text, **facts)
 
 
-def _evaluate_fsync(directory: Path, disk: DiskMeasurement) -> CheckResult:
-    if disk.fsync_seconds is None:
+def _check_fsync(directory: Path, clock: Clock) -> CheckResult:
+    try:
+        return evaluate_fsync(measure_fsync(directory, clock))
+    except OSError as error:
         advice = f"Give this user write access to {directory}, or run doctor as the helper's user."
-        return fail("fsync", f"cannot write to {directory}: {disk.problem}", advice)
-    milliseconds = round(disk.fsync_seconds * 1000, 2)
+        return fail("fsync", f"cannot write to {directory}: {error.strerror or error}", advice)
+
+
+def measure_fsync(directory: Path, clock: Clock) -> float:
+    """Return the median time in seconds of five fsyncs of a page, in an unnamed temporary file. Raises OSError."""
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        seconds = []
+        for _ in range(FSYNC_SAMPLES):
+            file.write(_PAGE_BYTES)
+            began = clock.monotonic()
+            os.fsync(file.fileno())
+            seconds.append(clock.monotonic() - began)
+    return median(seconds)
+
+
+def evaluate_fsync(seconds: float) -> CheckResult:
+    """Evaluate the time of an fsync."""
+    milliseconds = round(seconds * 1000, 2)
     text, facts = f"{milliseconds:g} ms", {"milliseconds": milliseconds}
     advice = "Reduce other load on this disk, or use a faster one: each share is acknowledged after an fsync."
-    if disk.fsync_seconds > UNUSABLE_FSYNC_SECONDS:
+    if seconds > UNUSABLE_FSYNC_SECONDS:
         return fail("fsync", f"fsync takes {text}: wallets time out before they get a response", advice, **facts)
-    if disk.fsync_seconds > SLOW_FSYNC_SECONDS:
+    if seconds > SLOW_FSYNC_SECONDS:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)

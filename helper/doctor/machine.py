@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import stat
 from collections.abc import Iterable
@@ -205,18 +206,10 @@ def evaluate_memory(available: int | None, slots: int, *, running: bool) -> Chec
     return ok("memory", f"{free}, {slots} provers may need {needed >> 20} MB", **measured)
 
 
-def parse_available_memory(text: str) -> int | None:
-    """Parse MemAvailable of /proc/meminfo; returns bytes."""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdecimal():
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def parse_number(text: str) -> int | None:
-    """Parse a file of the kernel that contains one number."""
-    return int(text) if text.strip().isdecimal() else None
+def read_number(path: Path, name: str = "") -> int | None:
+    """Return the number with which a file of the kernel begins, or its line with this name; None if there is none."""
+    match = re.search(rf"^{name}\s*([0-9]+)", read_text(path) or "", re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def read_text(path: Path) -> str | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 from helper.circuits.generation import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
@@ -15,57 +14,35 @@ from helper.errors import ProverError, ProverTimeout
 from helper.observability.service_state import ServiceState
 from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner
 
-SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
-"""Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
-
 MEASURE_SECONDS: Final = 120.0
 """Time limit in seconds for one step of a measurement: the keys and a proof of each worker."""
 MEASURED_PROOFS: Final = 8
 """Proofs per worker in a measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTestResult:
-    """Result of the self-test.
+async def check_proof(circuit: str, slots: int, *, nice: int, clock: Clock, timeout: float) -> CheckResult:
+    """Start a worker, make one proof, and stop the worker. The facts have the time of the proof, null without one.
 
-    Attributes:
-        problem: why there is no proof, None if there is one.
-        has_timed_out: whether the proof timed out.
-        seconds: duration of the proof.
-        start_seconds: time since the worker's start, including keys, proof and verification.
+    Keys and proof take about 3 s of CPU for the slower circuit.
     """
-
-    problem: str | None = None
-    has_timed_out: bool = False
-    seconds: float | None = None
-    start_seconds: float | None = None
-
-
-async def run_self_test(
-    circuit: str,
-    *,
-    nice: int,
-    clock: Clock,
-    spawn: WorkerSpawner = WorkerProcess.spawn,
-    timeout: float = SELF_TEST_TIMEOUT_SECONDS,
-) -> SelfTestResult:
-    """Start a worker, make one proof, and stop the worker."""
+    facts: dict[str, Any] = {"circuit": circuit, "seconds": None, "start_seconds": None, "slots": slots}
     started_at = clock.monotonic()
     try:
-        worker = await spawn(DEFAULT_COMMAND, threads=1)
-    except OSError as error:
-        return SelfTestResult(problem=f"prover could not be started: {error.strerror}")
-    try:
-        reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, timeout)
+        worker = await _start_worker(WorkerProcess.spawn)
+        try:
+            seconds = await _prove(worker, circuit, nice, timeout)
+        finally:
+            await worker.kill()
     except ProverTimeout:
-        return SelfTestResult(problem=f"timed out after {timeout:.0f} s", has_timed_out=True)
+        advice = "Other processes use this machine's CPU: see `top`. Shares are proven just as slowly."
+        return warn("prover", f"{circuit} self-test proof timed out after {timeout:.0f} s", advice, **facts)
     except ProverError as error:
-        return SelfTestResult(problem=str(error))
-    finally:
-        await worker.kill()
-    if "error" in reply:
-        return SelfTestResult(problem=str(reply["message"]))
-    return SelfTestResult(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - started_at)
+        advice = "Check the kernel log for the out-of-memory killer, and the load; else reinstall the helper."
+        return fail("prover", f"{circuit} self-test proof failed: {error}", advice, **facts)
+    start_seconds = clock.monotonic() - started_at
+    facts |= {"seconds": round(seconds, 3), "start_seconds": round(start_seconds, 3)}
+    text = f"{circuit} proof in {seconds:.2f} s, {start_seconds:.1f} s including keys; {slots} provers"
+    return ok("prover", text, **facts)
 
 
 async def measure_proof_seconds(
@@ -74,7 +51,6 @@ async def measure_proof_seconds(
     provers: int,
     nice: int,
     spawn: WorkerSpawner = WorkerProcess.spawn,
-    timeout: float = MEASURE_SECONDS,
 ) -> float:
     """Measure the mean time of a proof in seconds, while all provers prove concurrently.
 
@@ -86,45 +62,42 @@ async def measure_proof_seconds(
     workers: list[WorkerProcess] = []
     times: list[float] = []
 
-    async def prove(worker: WorkerProcess, niceness: int) -> float:
-        reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": niceness}, timeout)
-        if "error" in reply:
-            raise ProverError(str(reply["message"]))
-        return float(reply["self_test_seconds"])
-
     async def prove_repeatedly(worker: WorkerProcess) -> None:
-        times.extend([await prove(worker, 0) for _ in range(MEASURED_PROOFS)])
+        times.extend([await _prove(worker, circuit, 0, MEASURE_SECONDS) for _ in range(MEASURED_PROOFS)])
 
     try:
         for _ in range(provers):
-            workers.append(await spawn(DEFAULT_COMMAND, threads=1))
-        await asyncio.gather(*(prove(worker, nice) for worker in workers))
+            workers.append(await _start_worker(spawn))
+        await asyncio.gather(*(_prove(worker, circuit, nice, MEASURE_SECONDS) for worker in workers))
         await asyncio.gather(*map(prove_repeatedly, workers))
-    except OSError as error:
-        raise ProverError(f"prover could not be started: {error.strerror}") from None
     finally:
         await asyncio.gather(*(worker.kill() for worker in workers))
     return sum(times) / len(times)
 
 
-def evaluate_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult:
-    """Evaluate the self-test proof."""
-    facts: dict[str, Any] = {
-        "circuit": circuit,
-        "seconds": None if result.seconds is None else round(result.seconds, 3),
-        "start_seconds": None if result.start_seconds is None else round(result.start_seconds, 3),
-        "slots": slots,
-    }
-    if result.has_timed_out:
-        advice = "Other processes use this machine's CPU: see `top`. Shares are proven just as slowly."
-        return warn("prover", f"{circuit} self-test proof {result.problem}", advice, **facts)
-    if result.problem is not None or result.seconds is None:
-        advice = "Check the kernel log for the out-of-memory killer, and the load; else reinstall the helper."
-        return fail("prover", f"{circuit} self-test proof failed: {result.problem}", advice, **facts)
-    text = f"{circuit} proof in {result.seconds:.2f} s"
-    if result.start_seconds is not None:
-        text += f", {result.start_seconds:.1f} s including keys"
-    return ok("prover", f"{text}; {slots} provers", **facts)
+async def _start_worker(spawn: WorkerSpawner) -> WorkerProcess:
+    try:
+        return await spawn(DEFAULT_COMMAND, threads=1)
+    except OSError as error:
+        raise ProverError(f"prover could not be started: {error.strerror}") from None
+
+
+async def _prove(worker: WorkerProcess, circuit: str, nice: int, timeout: float) -> float:
+    """Have a worker create its keys, if it has none, and make a proof. Returns the time of the proof in seconds.
+
+    Args:
+        worker: the worker.
+        circuit: name of the circuit.
+        nice: added to the niceness of the worker.
+        timeout: seconds.
+
+    Raises:
+        ProverError: there is no proof.
+    """
+    reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, timeout)
+    if "error" in reply:
+        raise ProverError(str(reply["message"]))
+    return float(reply["self_test_seconds"])
 
 
 def evaluate_recorded_proofs(service: ServiceState) -> CheckResult | None:
@@ -157,54 +130,25 @@ def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str])
     if len(expected) > 1:
         advice = "The chain is being upgraded, or one node runs another version: ask its operator."
         return warn("circuit", f"the nodes run versions with different circuits: {reported}", advice, **facts)
+    (verified,) = expected or (None,)
     if setting != "auto":
-        result = _find_wrong_setting(setting, expected, reported, facts)
+        if verified not in {None, setting}:
+            text = f'[prover] circuit is "{setting}", and nodes of version {reported} verify {verified}'
+            return fail("circuit", text, 'Set [prover] circuit = "auto" and restart.', **facts)
         assumed = f"{setting}, set in [prover] circuit"
         text = f"{assumed}; node versions: {reported}"
     else:
-        result = _find_other_circuit(current, expected, reported, facts)
-        circuit = next(iter(expected), None)
-        assumed = f"{circuit}, as for version {format_version(LATEST_KNOWN_VERSION)}"
-        text = f"{circuit}, according to node version {reported}"
-        if circuit is None:
+        if current is not None and verified not in {None, current}:
+            text = f"the chain accepts {current}, although the nodes report version {reported}"
+            advice = "the accepted circuit takes precedence over reported versions."
+            return warn("circuit", text, f"If reveals are confirmed, no action is needed: {advice}", **facts)
+        assumed = f"{verified}, as for version {format_version(LATEST_KNOWN_VERSION)}"
+        text = f"{verified}, according to node version {reported}"
+        if verified is None:
             first = current or f"{default_circuit()} first"
             text = f"{first}; the nodes report no version, the first reveals determine it"
-    if result is not None:
-        return result
-    return _warn_newer(newer, assumed, facts) if newer else ok("circuit", text, **facts)
-
-
-def _find_wrong_setting(
-    setting: str, expected: Collection[str], reported: str, facts: Mapping[str, Any]
-) -> CheckResult | None:
-    if not expected or setting in expected:
-        return None
-    (verified,) = expected
-    return fail(
-        "circuit",
-        f'[prover] circuit is "{setting}", and nodes of version {reported} verify {verified}',
-        'Set [prover] circuit = "auto" and restart.',
-        **facts,
-    )
-
-
-def _find_other_circuit(
-    current: str | None, expected: Collection[str], reported: str, facts: Mapping[str, Any]
-) -> CheckResult | None:
-    if current is None or not expected or current in expected:
-        return None
-    advice = (
-        "If reveals are confirmed, no action is needed: the accepted circuit takes precedence over reported versions."
-    )
-    return warn(
-        "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
-    )
-
-
-def _warn_newer(newer: Sequence[str], assumed: str, facts: Mapping[str, Any]) -> CheckResult:
-    return warn(
-        "circuit",
-        f"node version not known to this release: {', '.join(newer)}; assumed circuit: {assumed}",
-        "If reveals are confirmed, no action is needed. Otherwise install a newer release of the helper.",
-        **facts,
-    )
+    if newer:
+        text = f"node version not known to this release: {', '.join(newer)}; assumed circuit: {assumed}"
+        advice = "If reveals are confirmed, no action is needed. Otherwise install a newer release of the helper."
+        return warn("circuit", text, advice, **facts)
+    return ok("circuit", text, **facts)

@@ -17,22 +17,20 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from admin.config_refresh import ConfigFetcher
-from helper.app.listeners import BUILT_PAGE_DIR
+from helper.app.listeners import page_directory
 from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
-from helper.core.load_forecast import ProofRate
 from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
-from helper.observability.queue_snapshot import QueueSnapshot
+from helper.observability.queue_snapshot import QueueSnapshot, measured_rate
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
 from helper.store import sqlite_version
-from helper.store.sqlite.opening import MOUNTS_FILE, find_file_system_type
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -89,7 +87,7 @@ class _Doctor:
         self.daemon = DaemonReport(is_running=False)
         self.file_report = database.DatabaseReport(ok("database", ""))
         self.node_results = chain.NodeResults([])
-        self.self_test: proving.SelfTestResult | None = None
+        self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
         """Run all checks and return their results in display order."""
@@ -167,10 +165,11 @@ class _Doctor:
     # ---------------------------------------------------------------- the checks
 
     async def _check_helper(self) -> list[CheckResult]:
-        self.daemon = await self._call_in_thread(lambda: running_helper.query_daemon(self.config.socket_path))
-        shared = bool(self.config.store.url)
-        results = running_helper.evaluate_daemon(self.daemon, self.config.socket_path, shares_database=shared)
-        return [*results, *running_helper.evaluate_sender(self.daemon), *running_helper.evaluate_archive(self.daemon)]
+        socket, shared = self.config.socket_path, bool(self.config.store.url)
+        query = partial(running_helper.query_daemon, socket, shares_database=shared)
+        self.daemon = daemon = await self._call_in_thread(query)
+        evaluations = (running_helper.evaluate_daemon, running_helper.evaluate_sender, running_helper.evaluate_archive)
+        return [result for evaluate in evaluations for result in evaluate(daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
         config, path = self.config, self.config.db_path
@@ -217,15 +216,7 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        directory = Path(os.path.realpath(self.config.db_path)).parent
-        try:
-            measured = database.measure_disk(directory, self.clock)
-        except OSError as error:
-            advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
-            return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
-        return database.evaluate_disk(
-            directory, measured, find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
-        )
+        return database.check_disk(Path(os.path.realpath(self.config.db_path)).parent, self.clock)
 
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:
@@ -239,10 +230,10 @@ class _Doctor:
         if self.skip_proof:
             return results or [ok("prover", "skipped (--skip-proof)")]
         name, slots = self._circuit_name(), self.config.proof_slots
-        self.self_test = await proving.run_self_test(
-            name, nice=self.config.prover.nice, clock=self.clock, timeout=self._seconds_left() - 2 * _MARGIN_SECONDS
-        )
-        return [*results, proving.evaluate_proof(self.self_test, name, slots)]
+        timeout = self._seconds_left() - 2 * _MARGIN_SECONDS
+        tested = await proving.check_proof(name, slots, nice=self.config.prover.nice, clock=self.clock, timeout=timeout)
+        self.self_test_seconds = tested.facts["seconds"]
+        return [*results, tested]
 
     def _check_tokens(self) -> list[CheckResult]:
         return publication.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
@@ -275,7 +266,8 @@ class _Doctor:
         facts = reported or get_process_limits()
         slots = self.config.proof_slots
         needed = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
-        available = machine.parse_available_memory(machine.read_text(machine.MEMORY_INFO) or "")
+        kilobytes = machine.read_number(machine.MEMORY_INFO, "MemAvailable:")
+        available = None if kilobytes is None else kilobytes * 1024
         return [
             machine.evaluate_cores(
                 facts,
@@ -283,9 +275,7 @@ class _Doctor:
                 process_name="the helper" if reported else "a process of this user",
             ),
             machine.evaluate_open_files(facts.open_files, needed, raised=reported is not None),
-            machine.evaluate_accept_queue(
-                machine.parse_number(machine.read_text(machine.ACCEPT_QUEUE_LIMIT) or ""), BACKLOG
-            ),
+            machine.evaluate_accept_queue(machine.read_number(machine.ACCEPT_QUEUE_LIMIT), BACKLOG),
             machine.evaluate_memory(available, slots, running=reported is not None),
         ]
 
@@ -308,9 +298,7 @@ class _Doctor:
         return [await publication.check_onion_service(address, proxy, self.clock, seconds=seconds)]
 
     def _check_page(self) -> list[CheckResult]:
-        ui = self.config.ui
-        directory = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
-        return [publication.check_page(directory, enabled=ui.enable)]
+        return [publication.check_page(page_directory(self.config), enabled=self.config.ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 
@@ -334,16 +322,9 @@ class _Doctor:
         if queue is None:
             return []  # the check of the database reports why
         blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
-        rate = ProofRate(self._seconds_per_proof(), self.config.proof_slots)
+        rate = replace(measured_rate(self.daemon.service), slots=self.config.proof_slots)
+        if not self.daemon.service.proof.count and self.self_test_seconds is not None:
+            rate = replace(rate, seconds_per_proof=self.self_test_seconds)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
         return running_helper.evaluate_backlog(queue, rate, self.clock.now())
-
-    def _seconds_per_proof(self) -> float | None:
-        """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""
-        service = self.daemon.service
-        if service.proof.p50_ms is not None:
-            return service.proof.p50_ms / 1000
-        if self.self_test is not None and self.self_test.seconds is not None:
-            return self.self_test.seconds
-        return service.provers.self_test_seconds

@@ -73,40 +73,49 @@ class DaemonReport:
 
     Attributes:
         is_running: whether a helper responds, or at least listens; True if this user lacks permission.
-        problem: why it could not be queried, None if it could.
-        is_forbidden: whether this user lacks permission.
-        is_other_version: whether it does not serve this query.
+        problem: the result of the check if it could not be queried, None if it could.
         service: its state; without known values if it could not be queried.
         queue: its queue; None if it could not be queried.
     """
 
     is_running: bool
-    problem: str | None = None
-    is_forbidden: bool = False
-    is_other_version: bool = False
+    problem: CheckResult | None = None
     service: ServiceState = field(default_factory=ServiceState)
     queue: QueueSnapshot | None = None
 
 
-def query_daemon(socket: Path) -> DaemonReport:
-    """Query the state of the helper and its queue. Never raises."""
+def query_daemon(socket: Path, *, shares_database: bool = False) -> DaemonReport:
+    """Query the state of the helper and its queue. Never raises.
+
+    Args:
+        socket: its control socket.
+        shares_database: whether its queue is in a shared database, according to the settings.
+    """
     try:
         status, body = request_control_socket(socket, _TARGET, timeout=TIMEOUT_SECONDS)
         if status == 404:
-            text = "the running helper has another version than this command"
-            return DaemonReport(True, problem=text, is_other_version=True)
+            text = "unknown whether it is ready: the running helper has another version than this command"
+            return DaemonReport(True, warn("helper", text, "Restart it."))
         helper = _parse(status, body)
     except DaemonNotRunningError:
-        return DaemonReport(False)
+        advice = "Start it with `svote-helper serve` or its systemd unit."
+        return DaemonReport(False, warn("helper", f"not running: no helper is listening on {socket}", advice))
     except PermissionError:
-        return DaemonReport(True, problem=f"no permission to use {socket}", is_forbidden=True)
+        text = f"unknown whether it runs: no permission to use {socket}"
+        return DaemonReport(True, warn("helper", text, "Run doctor as the helper's user."))
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        return DaemonReport(True, problem=f"unexpected response: {where}: {problem['msg']}")
+        first = error.errors()[0]
+        reason = f"unexpected response: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (DaemonUnresponsiveError, ValueError) as error:
-        return DaemonReport(True, problem=str(error))
-    return DaemonReport(True, service=helper.service or ServiceState(), queue=helper.queue)
+        reason = str(error)
+    else:
+        return DaemonReport(True, service=helper.service or ServiceState(), queue=helper.queue)
+    advice = (
+        "See the check of the database: the helper does not respond while the database is unreachable."
+        if shares_database
+        else "If it persists, check its log and restart it: the shares are on disk."
+    )
+    return DaemonReport(True, fail("helper", f"it accepts connections but does not respond: {reason}", advice))
 
 
 def _parse(status: int, body: bytes) -> HelperSnapshot:
@@ -120,33 +129,10 @@ def _parse(status: int, body: bytes) -> HelperSnapshot:
     return _HELPER_SNAPSHOT.validate_python(reported)
 
 
-def evaluate_daemon(daemon: DaemonReport, socket: Path, *, shares_database: bool = False) -> list[CheckResult]:
-    """Evaluate whether the helper runs and is ready; one result for each failed health check.
-
-    Args:
-        daemon: the response of the helper.
-        socket: its control socket.
-        shares_database: whether its queue is in a shared database, according to the settings.
-    """
-    if not daemon.is_running:
-        return [
-            warn(
-                "helper",
-                f"not running: no helper is listening on {socket}",
-                "Start it with `svote-helper serve` or its systemd unit.",
-            )
-        ]
-    if daemon.is_forbidden:
-        return [warn("helper", f"unknown whether it runs: {daemon.problem}", "Run doctor as the helper's user.")]
-    if daemon.is_other_version:
-        return [warn("helper", f"unknown whether it is ready: {daemon.problem}", "Restart it.")]
+def evaluate_daemon(daemon: DaemonReport) -> list[CheckResult]:
+    """Evaluate whether the helper runs and is ready; one result for each failed health check."""
     if daemon.problem is not None:
-        advice = (
-            "See the check of the database: the helper does not respond while the database is unreachable."
-            if shares_database
-            else "If it persists, check its log and restart it: the shares are on disk."
-        )
-        return [fail("helper", f"it accepts connections but does not respond: {daemon.problem}", advice)]
+        return [daemon.problem]
     service = daemon.service
     problems = {check.name: check.problem for check in service.checks if check.problem}
     results = [

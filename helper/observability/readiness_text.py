@@ -10,22 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from helper.core.json_records import fact
+
 _CHECK_LINE: Final = re.compile(r"\[([+-])\](\S+) (?:ok(?:: (.*))?|failed: (.*))")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one readiness check.
+    """The result of one readiness check."""
 
-    Attributes:
-        name: name of the check.
-        problem: why it failed, None if it passed.
-        note: information for operators on a check that passed, such as an unconfirmed change.
-    """
-
-    name: str
-    problem: str | None = None
-    note: str | None = None
+    name: str = fact("Name of the check.")
+    problem: str | None = fact("Why it failed, null if it passed.", default=None)
+    note: str | None = fact(
+        "Information for operators on a check that passed, such as an unconfirmed change.", default=None
+    )
 
     @property
     def has_passed(self) -> bool:

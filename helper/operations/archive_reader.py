@@ -14,7 +14,7 @@ from helper.chain.node_pool import gather_limited
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.log_limits import LoggedProblem
-from helper.errors import HelperError, ProofBundleError
+from helper.errors import ConfigError, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket, BucketLocation
 from helper.object_store.s3_bucket import open_bucket
 from helper.operations.archived_objects import (
@@ -30,9 +30,8 @@ from helper.operations.archived_objects import (
     find_entry,
     index_directory,
     manifest_name,
-    parse_blocks,
     parse_blocks_name,
-    parse_index,
+    parse_lines,
     parse_object,
     parse_round_directory,
     parse_round_object,
@@ -45,14 +44,14 @@ CONCURRENCY = 8
 """Index parts that are read concurrently."""
 
 
-def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
-    """Open the archive's bucket. Returns None if no archive is configured.
+def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket:
+    """Open the archive's bucket.
 
     Raises:
-        ConfigError: a required package is not installed, or the credentials file is invalid.
+        ConfigError: no archive is configured, a required package is not installed, or the credentials file is invalid.
     """
     if not config.archive.place:
-        return None
+        raise ConfigError("[archive] place is not set")
     return open_bucket(config.s3.to_settings(), BucketLocation.parse(config.archive.place), clock=clock, env=env)
 
 
@@ -82,10 +81,8 @@ async def find_bundle(
         ]
     for round_id in round_ids:
         entry = await _find_index_entry(bucket, round_id, nullifier)
-        if entry is None:
-            continue
-        bundle = await _get(bucket, bundle_name(round_id, entry.transaction))
-        return _unpack_archived_bundle(bundle, entry, circuits, round_id)
+        if entry is not None:
+            return await _read_bundle(bucket, circuits, round_id, entry)
     return None
 
 
@@ -98,15 +95,10 @@ async def read_round(
         ProofBundleError: an object is missing or was altered.
         BucketError: the object store is unreachable.
     """
-
-    async def read(entry: IndexEntry) -> ProofBundle:
-        return _unpack_archived_bundle(
-            await _get(bucket, bundle_name(round_id, entry.transaction)), entry, circuits, round_id
-        )
-
+    read = partial(_read_bundle, bucket, circuits, round_id)
     for name in sorted(await bucket.list_names(index_directory(round_id))):
         part = await bucket.get(name)
-        entries = [] if part is None else parse_index(part.body)
+        entries = [] if part is None else list(parse_lines(IndexEntry, part.body))
         for start in range(0, len(entries), CONCURRENCY):
             yield await gather_limited(entries[start : start + CONCURRENCY], read, CONCURRENCY)
 
@@ -146,25 +138,18 @@ async def read_finished_round(bucket: Bucket, round_id: bytes) -> ArchivedRound 
     return ArchivedRound(manifest, unpack_documents(pieces, manifest.sha256))
 
 
-async def list_blocks(bucket: Bucket, chain_id: str, heights: range) -> list[tuple[range, str]] | None:
-    """Return heights and name of the objects with these blocks, by height. None if some are not archived.
+async def list_blocks(bucket: Bucket, chain_id: str, heights: range) -> list[str] | None:
+    """Return the names of the objects with these blocks, by height. None if some are not archived.
 
     Raises:
         BucketError: the object store is unreachable.
     """
-    listed = sorted(
-        (
-            (covered, name)
-            for name in await bucket.list_names(blocks_directory(chain_id))
-            if (covered := parse_blocks_name(name))
-        ),
-        key=lambda entry: entry[0].start,
-    )
-    needed: list[tuple[range, str]] = []
+    needed: list[str] = []
     next_height = heights.start
-    for covered, name in listed:
-        if covered.start <= next_height < covered.stop and next_height < heights.stop:
-            needed.append((covered, name))
+    for name in sorted(await bucket.list_names(blocks_directory(chain_id))):  # sorted by height
+        covered = parse_blocks_name(name) or range(0)
+        if next_height in covered and next_height < heights.stop:
+            needed.append(name)
             next_height = covered.stop
     return needed if next_height >= heights.stop else None
 
@@ -187,7 +172,7 @@ async def read_blocks(
         return proof_bundle.transaction
 
     for name in names:
-        for block in parse_blocks(await _get(bucket, name)):
+        for block in parse_lines(ArchivedBlock, await _get(bucket, name)):
             reveals = [reveal for reveal in block.reveals if reveal.round == round_id.hex()]
             yield block, await gather_limited(reveals, partial(read, block.height), CONCURRENCY)
 
@@ -206,16 +191,17 @@ async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -
     return None
 
 
-def _unpack_archived_bundle(
-    bundle: bytes, entry: IndexEntry, circuits: Mapping[str, CircuitInfo], round_id: bytes
+async def _read_bundle(
+    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes, entry: IndexEntry
 ) -> ProofBundle:
-    """Decode an archived bundle and compare it with its index entry.
+    """Read the bundle of an index entry, and compare it with the entry.
 
     Neither verifies the proof nor checks that the chain confirmed the reveal.
 
     Raises:
-        ProofBundleError: the bundle is invalid or does not match the entry.
+        ProofBundleError: the bundle is missing, invalid, or does not match the entry.
     """
+    bundle = await _get(bucket, bundle_name(round_id, entry.transaction))
     if sha256(bundle).hexdigest() != entry.sha256:
         raise ProofBundleError(f"the archive's bundle of {entry.transaction}: hash does not match the index")
     proof_bundle = unpack_bundle(bundle, circuits)

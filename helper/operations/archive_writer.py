@@ -16,16 +16,13 @@ import structlog
 
 from helper.chain.block_reader import RevealHistory
 from helper.chain.chain_data import Round
-from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
+from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
-from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock
-from helper.config.sections import ROLES, Config
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.observability.service_state import ArchiveState
-from helper.operations.archive_reader import open_archive_bucket
 from helper.operations.archived_objects import (
     PART_BLOCKS,
     IndexEntry,
@@ -36,6 +33,7 @@ from helper.operations.archived_objects import (
     encode_index,
     group_blocks,
     index_name,
+    parse_object,
     part_heights,
     part_of_height,
     progress_name,
@@ -159,9 +157,8 @@ class ArchiveWriter:
         if heights[-1] > self._history.head:
             return False
         await self._write_part(self._next_part, heights, chain_id)
-        await self._put_object(
-            progress_name(chain_id), Progress(chain_id=chain_id, next_part=self._next_part + 1).to_bytes()
-        )
+        progress = Progress(chain_id=chain_id, next_part=self._next_part + 1)
+        await self._put_object(progress_name(chain_id), progress.to_line())
         self._next_part += 1
         self._clear_part()
         return True
@@ -182,7 +179,7 @@ class ArchiveWriter:
         name = progress_name(chain_id)
         stored = await self._bucket.get(name)
         if stored is not None:
-            part = Progress.from_bytes(stored.body).next_part
+            part = parse_object(Progress, stored.body).next_part
             end = part_heights(part)[0] - 1
             if end > self._history.head + PART_BLOCKS:  # a smaller difference may be a node that is behind
                 raise ProofBundleError(
@@ -312,39 +309,3 @@ class ArchiveWriter:
             reason="all nodes have pruned these blocks",
             advice="Configure a node that keeps the blocks of an entire round.",
         )
-
-
-def create_archive_writer(
-    config: Config,
-    node_pool: NodePool,
-    rounds: Callable[[], Sequence[Round] | None],
-    *,
-    is_writer: Callable[[], bool],
-    clock: Clock,
-    env: Mapping[str, str],
-) -> ArchiveWriter | None:
-    """Create the archive writer. Returns None if no archive is configured or the host's role does not send.
-
-    Args:
-        config: the configuration.
-        node_pool: the node pool.
-        rounds: the chain's rounds, None while unknown.
-        is_writer: whether this host writes the archive; one host of a cluster does.
-        clock: the time.
-        env: environment variables, for the credentials file.
-
-    Raises:
-        ConfigError: a required package is not installed, or the credentials file is invalid.
-    """
-    bucket = open_archive_bucket(config, clock, env) if ROLES[config.helper.role].can_send else None
-    if bucket is None:
-        return None
-    return ArchiveWriter(
-        bucket,
-        RevealHistory(ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)),
-        rounds=rounds,
-        is_writer=is_writer,
-        circuits=circuit_infos(),
-        clock=clock,
-        interval_seconds=config.archive.check_seconds,
-    )

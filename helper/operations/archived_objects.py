@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.block_reader import HistoryBlock
 from helper.chain.json_fields import limit_stored_values
+from helper.core.json_records import HEX_32, TX_HASH
 from helper.errors import InvalidResponse, ProofBundleError
 
 PART_BLOCKS: Final = 100
@@ -39,11 +40,17 @@ AUDITS: Final = "audits"
 _ROUND_DIRECTORY: Final = re.compile(r"[0-9a-f]{64}")
 _ROUND_OBJECT: Final = re.compile(r"(?:rounds|audits)/([0-9a-f]{64})\.json")
 _BLOCKS_OBJECT: Final = re.compile(r"[0-9]{12,19}-[0-9]{12,19}\.jsonl")
-_Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Hex32 = Annotated[str, Field(pattern=HEX_32)]
+_TxHash = Annotated[str, Field(pattern=TX_HASH)]
+_Height = Annotated[int, Field(ge=1, le=2**62)]
 
 
 class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
+
+    def to_line(self) -> bytes:
+        """Encode as one line of JSON."""
+        return self.model_dump_json().encode() + b"\n"
 
 
 class IndexEntry(_StrictModel):
@@ -56,8 +63,8 @@ class IndexEntry(_StrictModel):
         sha256: hash of the bundle (hex).
     """
 
-    height: Annotated[int, Field(ge=1, le=2**62)]
-    transaction: Annotated[str, Field(pattern="^[0-9A-F]{64}$")]
+    height: _Height
+    transaction: _TxHash
     nullifier: _Hex32
     sha256: _Hex32
 
@@ -74,22 +81,6 @@ class Progress(_StrictModel):
     format: Literal["svote-helper archive progress 2"] = "svote-helper archive progress 2"
     chain_id: Annotated[str, Field(min_length=1, max_length=128)]
     next_part: Annotated[int, Field(ge=0, le=2**60)]
-
-    def to_bytes(self) -> bytes:
-        """Encode the progress object."""
-        return self.model_dump_json().encode() + b"\n"
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Progress:
-        """Decode a progress object.
-
-        Raises:
-            ProofBundleError: the content is invalid.
-        """
-        try:
-            return cls.model_validate_json(content)
-        except ValidationError:
-            raise ProofBundleError("the archive's progress object is invalid") from None
 
 
 def part_heights(part: int) -> range:
@@ -182,19 +173,7 @@ def parse_round_directory(directory: str) -> bytes | None:
 def encode_index(entries: Iterable[IndexEntry]) -> bytes:
     """Encode an index part as JSON lines. Sorted by height and transaction, so the encoding is deterministic."""
     ordered = sorted(entries, key=lambda entry: (entry.height, entry.transaction))
-    return b"".join(entry.model_dump_json().encode() + b"\n" for entry in ordered)
-
-
-def parse_index(index: bytes) -> list[IndexEntry]:
-    """Parse an index part.
-
-    Raises:
-        ProofBundleError: a line is invalid.
-    """
-    try:
-        return [IndexEntry.model_validate_json(line) for line in index.splitlines()]
-    except ValidationError:
-        raise ProofBundleError("the archive's index has an invalid line") from None
+    return b"".join(entry.to_line() for entry in ordered)
 
 
 def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
@@ -203,17 +182,8 @@ def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
     Raises:
         ProofBundleError: the line with the nullifier is invalid.
     """
-    nullifier_hex = nullifier.hex().encode()
-    for line in index.splitlines():
-        if nullifier_hex not in line:
-            continue
-        try:
-            entry = IndexEntry.model_validate_json(line)
-        except ValidationError:
-            raise ProofBundleError("the archive's index has an invalid line") from None
-        if entry.nullifier == nullifier.hex():
-            return entry
-    return None
+    entries = parse_lines(IndexEntry, index, containing=nullifier.hex().encode())
+    return next((entry for entry in entries if entry.nullifier == nullifier.hex()), None)
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -225,15 +195,14 @@ PIECE_BYTES: Final = 8 << 20
 BLOCKS_BYTES: Final = 4 << 20
 """Bytes after which the blocks of a part continue in another object. A single block can take 7 MB."""
 
-_ADVICE: Final = "Audit the nodes instead, without --archive."
-_Height = Annotated[int, Field(ge=1, le=2**62)]
+_ADVICE: Final = "Use the nodes instead: `audit` without --archive, `proof export` with --from chain."
 
 
 class ArchivedReveal(_StrictModel):
     """A counted reveal in a block: its round, and the hash of the transaction (upper-case hex) in its bundle's name."""
 
     round: _Hex32
-    transaction: Annotated[str, Field(pattern="^[0-9A-F]{64}$")]
+    transaction: _TxHash
 
 
 class ArchivedTx(_StrictModel):
@@ -316,7 +285,7 @@ def encode_block(block: HistoryBlock) -> bytes:
         ],
         others=[ArchivedTx(tx=b64encode(raw).decode(), code=0 if known else None) for raw, known in block.others],
     )
-    return archived.model_dump_json().encode() + b"\n"
+    return archived.to_line()
 
 
 def group_blocks(lines: Sequence[tuple[int, bytes]]) -> list[tuple[range, bytes]]:
@@ -331,16 +300,6 @@ def group_blocks(lines: Sequence[tuple[int, bytes]]) -> list[tuple[range, bytes]
             groups.append((range(first, height + 1), bytes(content)))
             content.clear()
     return groups
-
-
-def parse_blocks(content: bytes) -> Iterable[ArchivedBlock]:
-    """Parse encoded blocks.
-
-    Raises:
-        ProofBundleError: a line is invalid.
-    """
-    for line in content.splitlines():
-        yield parse_object(ArchivedBlock, line)
 
 
 def pack_documents(documents: Mapping[str, bytes]) -> tuple[str, list[bytes]]:
@@ -393,3 +352,12 @@ def parse_object(model: type[Model], content: bytes) -> Model:
         return model.model_validate_json(content)
     except ValidationError:
         raise ProofBundleError(f"the archive has an invalid object ({model.__name__})", advice=_ADVICE) from None
+
+
+def parse_lines(model: type[Model], content: bytes, *, containing: bytes = b"") -> Iterator[Model]:
+    """Parse lines of JSON, of which each is an object, or those that contain a text.
+
+    Raises:
+        ProofBundleError: a line is invalid.
+    """
+    return (parse_object(model, line) for line in content.splitlines() if containing in line)

@@ -19,14 +19,13 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field
 
 from helper.chain.chain_data import RoundStatus
-from helper.chain.node_pool import NodePool, ReadOnlyNodePool
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
 from helper.config.sections import Config, HelperSection
+from helper.core.json_records import HEX_32
 from helper.core.log_limits import LoggedProblem
 from helper.errors import AuditError, HelperError
 from helper.object_store.bucket import Bucket
-from helper.operations.archive_reader import open_archive_bucket
-from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import AUDITS, MANIFESTS, parse_round_object
 
 log = structlog.get_logger("helper.audit")
@@ -51,7 +50,7 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     config: Config
-    round: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    round: Annotated[str, Field(pattern=HEX_32)]
     height: Annotated[int, Field(ge=1, le=2**62)]
     audit: bool
 
@@ -195,30 +194,3 @@ async def run_worker_process(command: Sequence[str], job: Job) -> str | None:
         raise AuditError(result["error"])
     verdict: str | None = result["verdict"]
     return verdict
-
-
-def create_finished_rounds(
-    config: Config, node_pool: NodePool, writer: ArchiveWriter, *, is_writer: Callable[[], bool], clock: Clock
-) -> FinishedRounds:
-    """Create the task that archives and audits finished rounds.
-
-    Args:
-        config: the settings, with an archive.
-        node_pool: the node pool.
-        writer: writes the archive.
-        is_writer: whether this host writes the archive.
-        clock: the time.
-
-    Raises:
-        ConfigError: a required package is not installed, or the credentials file is invalid.
-    """
-    bucket = open_archive_bucket(config, clock, os.environ)
-    assert bucket is not None
-    return FinishedRounds(
-        config,
-        bucket,
-        ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds),
-        archived_height=lambda: writer.archived_height,
-        is_writer=is_writer,
-        clock=clock,
-    )

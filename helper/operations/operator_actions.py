@@ -15,11 +15,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 import structlog
 
+from helper.core.json_records import fact
 from helper.core.share import ShareState
 from helper.core.text_forms import clean_text
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
@@ -33,6 +34,9 @@ from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredR
 from helper.store.shares import retry_failed
 from helper.store.store import Store
 from helper.store.table_rows import CHAIN_ID_KEY
+
+if TYPE_CHECKING:  # commands import this module, and do not need the nodes
+    from helper.chain.round_registry import RoundRegistry
 
 BATCH_SHARES: Final = 50
 """Shares that are hashed together (15 ms, without the GIL), and that one store operation changes.
@@ -69,54 +73,18 @@ _COUNTERS_BY_RESULT: Final[Mapping[ImportResult, tuple[str, ...]]] = {
 Counts = dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedShare:
-    """A share in an export file that was not imported.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRow:
+    """A share that was not imported."""
 
-    Attributes:
-        number: its 1-based position in the file.
-        ref: its reference in this queue, None if it has none.
-        round_id: its round, None if the line is unreadable.
-        reason: why it was not imported.
-    """
-
-    number: int
-    ref: str | None
-    round_id: bytes | None
-    reason: ImportResult
-
-
-@dataclass(frozen=True, slots=True)
-class ImportReport:
-    """The result of an import.
-
-    Attributes:
-        counts: shares by outcome; see docs/schemas/queue-import.json.
-        skipped: the first `MAX_LISTED_SKIPPED` shares that were not imported.
-    """
-
-    counts: Counts
-    skipped: tuple[SkippedShare, ...]
+    number: int = fact("Position of the share in the file, from 1.", ge=1)
+    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
+    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
+    reason: ImportResult = fact("Why the share was not imported.")
 
 
 ActionFunction = Callable[[Counter[str]], Awaitable[None]]
 """Performs an action and updates the counters as it proceeds."""
-
-
-class RoundAuthority(Protocol):
-    """Decides which rounds are closed. `helper.chain.round_registry.RoundRegistry` in production."""
-
-    def frozen_reason(self, round_id: bytes) -> str | None:
-        """Return why the round is frozen, None if it is not."""
-        ...
-
-    async def is_closed(self, round_id: bytes) -> bool:
-        """Return whether the chain has closed the round."""
-        ...
-
-    def forget(self, round_id: bytes) -> None:
-        """Drop all state of a purged round."""
-        ...
 
 
 class OperatorActions:
@@ -124,10 +92,10 @@ class OperatorActions:
 
     Args:
         store: the queue.
-        round_authority: decides which rounds are closed.
+        rounds: the rounds of the running service, which processes the queue: shares that it has claimed stay as they
+            are. None without a service: only the rounds that it recorded as closed are then closed.
         share_checks: validates imported shares; `helper.circuits.known_circuits`.
         wake: called when shares may have become due.
-        is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
         find_counted: finds imported messages that the chain has counted; None without a connection to the chain.
         on_rescan: called when blocks are to be read again.
     """
@@ -136,18 +104,16 @@ class OperatorActions:
         self,
         *,
         store: Store,
-        round_authority: RoundAuthority,
+        rounds: RoundRegistry | None,
         share_checks: Checks,
-        wake: Callable[[], None],
-        is_daemon_running: bool,
+        wake: Callable[[], None] = lambda: None,
         find_counted: CountedLookup | None = None,
         on_rescan: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
-        self._round_authority = round_authority
+        self._rounds = rounds
         self._share_checks = share_checks
         self._wake = wake
-        self._is_daemon_running = is_daemon_running
         self._find_counted = find_counted
         self._on_rescan = on_rescan
         self._action_lock = asyncio.Lock()
@@ -222,23 +188,29 @@ class OperatorActions:
                 note = _history_note(actor, "export")
                 counts.update(
                     await self._store.run(
-                        exported_shares.mark_moved, batch, note=note, idle_only=self._is_daemon_running
+                        exported_shares.mark_moved, batch, note=note, idle_only=self._rounds is not None
                     )
                 )
 
         counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
         return {"moved": 0, "stayed": 0, **counts}
 
-    async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False) -> ImportReport:
+    async def import_shares(
+        self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False
+    ) -> tuple[Counts, list[SkippedRow]]:
         """Import shares from another host's export; see `import_shares`.
 
         Shares that were moved from this host earlier are retried with their full attempt budget.
+
+        Returns:
+            Number of shares by outcome (docs/schemas/queue-import.json), and the first `MAX_LISTED_SKIPPED` shares that
+            were not imported.
 
         Raises:
             ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
             ActionRefused: the export belongs to another chain.
         """
-        skipped: list[SkippedShare] = []
+        skipped: list[SkippedRow] = []
 
         async def work(counts: Counter[str]) -> None:
             number = 1
@@ -256,14 +228,15 @@ class OperatorActions:
                     if share.result in _IMPORTED:
                         imported += 1
                     elif len(skipped) < MAX_LISTED_SKIPPED:
-                        skipped.append(SkippedShare(number, share.ref, share.round_id, share.result))
+                        round_id = None if share.round_id is None else share.round_id.hex()
+                        skipped.append(SkippedRow(number=number, ref=share.ref, round=round_id, reason=share.result))
                     number += 1
                 if imported and not dry_run:
                     self._wake()
 
         counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
         names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
-        return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(skipped))
+        return {**dict.fromkeys(names, 0), **counts}, skipped
 
     async def purge(self, actor: Actor, round_id: bytes, *, dry_run: bool = False) -> Counts:
         """Delete all data of a round that the chain has closed, before the retention period ends.
@@ -278,10 +251,10 @@ class OperatorActions:
         stored = next((known for known in await self._store.list_rounds() if known.round_id == round_id), None)
         if stored is None:
             raise NotFound("no data is stored for this round")
-        frozen = self._round_authority.frozen_reason(round_id)
+        frozen = None if self._rounds is None else self._rounds.frozen_reason(round_id)
         if frozen is not None:
             raise ActionRefused(f"the round cannot be purged: nodes report inconsistent data: {frozen}")
-        if not await self._round_authority.is_closed(round_id):
+        if not await self._is_closed(stored):
             raise ActionRefused(
                 "the round cannot be purged: the chain has not closed it",
                 advice="The chain closes a round when a block after its end is processed and its tally has begun. "
@@ -298,7 +271,8 @@ class OperatorActions:
             counts.update({state.name.lower(): number for state, number in states.items()})
             if not dry_run:
                 await self._store.run_batches(round_operations.purge, round_id)
-                self._round_authority.forget(round_id)
+                if self._rounds is not None:
+                    self._rounds.forget(round_id)
                 await self._store.wait_for_erasure()
 
         counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
@@ -368,11 +342,17 @@ class OperatorActions:
             raise NotFound(f"several shares match {ref[:64]}; use a longer prefix")
         return ids[0]
 
+    async def _is_closed(self, stored: StoredRound) -> bool:
+        """Whether the chain has closed a round."""
+        if self._rounds is None:
+            return stored.closed_at is not None
+        return await self._rounds.is_closed(stored.round_id)
+
     async def _closed_rounds(self) -> set[bytes]:
         return {
             stored.round_id
             for stored in await self._store.list_rounds()
-            if stored.closed_at is not None or await self._round_authority.is_closed(stored.round_id)
+            if stored.closed_at is not None or await self._is_closed(stored)
         }
 
     async def _iter_batches(self, round_id: bytes | None, share_ids: Sequence[int] | None) -> AsyncIterator[list[int]]:

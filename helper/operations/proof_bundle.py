@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.known_circuits import get_generation
+from helper.core.json_records import HEX_32, TX_HASH
 from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError
 
@@ -43,7 +44,7 @@ _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 Model = TypeVar("Model", bound=BaseModel)
 Verifier = Callable[[str, bytes, Any], bool]
-_Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Hex32 = Annotated[str, Field(pattern=HEX_32)]
 _Height = Annotated[int, Field(ge=1, le=2**62)]
 
 
@@ -107,7 +108,7 @@ class _Manifest(_StrictModel):
     version: Literal[1]
     chain_id: Annotated[str, Field(min_length=1, max_length=128)]
     height: _Height
-    transaction_hash: Annotated[str, Field(pattern="^[0-9A-F]{64}$")]
+    transaction_hash: Annotated[str, Field(pattern=TX_HASH)]
     circuit: _Circuit
     sha256: dict[Literal["transaction.bin", "proof.bin", "public-inputs.json"], _Hex32]
 

@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
+from helper.core.json_records import HEX_32
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
@@ -93,7 +94,7 @@ class _Row(_RowState):
 
 class _File(_LenientModel):
     version: int
-    round_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    round_id: Annotated[str, Field(pattern=HEX_32)]
     exported_at: _Integer = 0
     rows: Annotated[list[Any], Field(max_length=MAX_SHARES)] | None = Field(repr=False)
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from helper.core.json_records import fact
+
 PR_GET_DUMPABLE = 3
 """prctl(2) option: returns 1 if the process is dumpable."""
 PR_SET_DUMPABLE = 4
@@ -29,19 +31,12 @@ PR_SET_DUMPABLE = 4
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Resource limits of a process.
+    """Resource limits of a process."""
 
-    Attributes:
-        pid: its process id.
-        core_bytes: size limit of core dumps (-1: unlimited).
-        dumpable: whether the process is dumpable, None if unknown.
-        open_files: soft and hard limits of open files (-1: unlimited).
-    """
-
-    pid: int
-    core_bytes: int
-    dumpable: bool | None
-    open_files: list[int]
+    pid: int = fact("Its process id.")
+    core_bytes: int = fact("Size limit of core dumps (-1: unlimited).")
+    dumpable: bool | None = fact("Whether the process is dumpable, null if unknown.")
+    open_files: list[int] = fact("Soft and hard limits of open files (-1: unlimited).")
 
 
 def harden_process() -> list[str]:

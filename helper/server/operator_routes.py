@@ -28,13 +28,13 @@ from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound,
 from helper.ingest.payload import error_body
 from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
-from helper.operations.operator_actions import OperatorActions, split_lines
+from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
 from helper.server import operator_json, operator_parameters
 from helper.server.asgi_adapter import PEER_EXTENSION
 from helper.server.edge import JsonResponse, error_response, json_application
 from helper.server.operator_json import RoundState
 from helper.server.protocol import Peer
-from helper.store.action_models import Actor, ImportResult
+from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
 
@@ -293,16 +293,6 @@ class ExportRecord(ActionResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedRow:
-    """A share that was not imported."""
-
-    number: int = fact("Position of the share in the file, from 1.", ge=1)
-    ref: str | None = fact("Reference of the share in this queue; null if it has none.")
-    round: str | None = fact("Round id, hex; null if the line cannot be parsed.")
-    reason: ImportResult = fact("Why the share was not imported.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSummary(ActionResult):
     """`queue import`."""
 
@@ -357,21 +347,12 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
         chunks = _read_chunks(request)
         try:
-            report = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
+            counts, left = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
         except HelperError:
             async for _ in chunks:
                 pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
-        left = [
-            SkippedRow(
-                number=share.number,
-                ref=share.ref,
-                round=None if share.round_id is None else share.round_id.hex(),
-                reason=share.reason,
-            )
-            for share in report.skipped
-        ]
-        return _result(ImportSummary, {**report.counts, "left": left}, source, dry_run=dry_run)
+        return _result(ImportSummary, {**counts, "left": left}, source, dry_run=dry_run)
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)

@@ -13,7 +13,7 @@ from helper.clock import SystemClock
 from helper.doctor import CheckResult, Level, all_ok
 from helper.doctor import chain as chain_module
 from helper.doctor import run as run_module
-from helper.doctor.proving import evaluate_proof, run_self_test
+from helper.doctor.proving import check_proof
 from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
 from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
@@ -121,12 +121,10 @@ async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, 
 
 async def test_doctor_proof_check_reports_time_or_failure() -> None:
     clock = SystemClock()
-    proof_result = await run_self_test("k10", nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
-    assert proof_result.seconds is not None
-    assert proof_result.start_seconds is not None
-    assert 0 < proof_result.seconds < proof_result.start_seconds
-    assert evaluate_proof(proof_result, "k10", 2).level is Level.OK
-    late = evaluate_proof(await run_self_test("k10", nice=0, clock=clock, timeout=0.01), "k10", 2)
+    made = await check_proof("k10", 2, nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
+    assert made.level is Level.OK
+    assert 0 < made.facts["seconds"] < made.facts["start_seconds"]
+    late = await check_proof("k10", 2, nice=0, clock=clock, timeout=0.01)
     assert (late.level, "timed out" in late.message) == (Level.WARN, True)
-    broken = evaluate_proof(await run_self_test("k12", nice=0, clock=clock, timeout=TIMEOUT_SECONDS), "k12", 2)
+    broken = await check_proof("k12", 2, nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
     assert (broken.level, "k12 self-test proof failed" in broken.message) == (Level.FAIL, True)

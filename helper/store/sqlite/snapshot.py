@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
+from helper.core.json_records import fact
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
@@ -30,23 +31,14 @@ _MAX_PROBLEMS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an image.
+    """Contents of an image."""
 
-    Attributes:
-        schema: the version of its schema.
-        live: number of shares with a witness.
-        moved: number of these that are marked as moved to another machine, and are therefore not revealed.
-        confirmed: number of confirmed shares, of which only tombstones remain.
-        damaged: number of live rows that fail their check; the helper quarantines them.
-        encrypted: whether witnesses and messages are encrypted in the file.
-    """
-
-    schema: int
-    live: int
-    moved: int
-    confirmed: int
-    damaged: int
-    encrypted: bool
+    schema: int = fact("The version of its schema.")
+    live: int = fact("Number of shares with a witness.")
+    moved: int = fact("Number of these that are marked as moved to another machine, and are therefore not revealed.")
+    confirmed: int = fact("Number of confirmed shares, of which only tombstones remain.")
+    damaged: int = fact("Number of live rows that fail their check; the helper quarantines them.")
+    encrypted: bool = fact("Whether witnesses and messages are encrypted in the file.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.cli.operator_api import OperatorApi, build_filter_query, parse_due_before
+from helper.cli.operator_api import OperatorApi, Selection, parse_due_before
 from helper.cli.queue import print_stats
 from helper.errors import NotFound, UsageError
 
@@ -26,7 +26,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse_round(text: str) -> str:
-    return build_filter_query(API, text, "", "", "")["round"]
+    return Selection(round_id=text).to_query(API)["round"]
 
 
 def test_round_argument_accepts_unique_prefix() -> None:

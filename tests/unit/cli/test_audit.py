@@ -555,7 +555,7 @@ def test_audit_of_damaged_archived_documents_ends(
     monkeypatch.setattr("helper.cli.audit.open_archive_bucket", lambda *_: bucket)
     bucket.objects[documents_name(nodes.source.round_id, 0)] = StoredObject(b"damaged", "tag")
     assert run_command("audit", ROUND, "--archive") == 1
-    assert "documents of the round are not readable\nAudit the nodes instead" in capsys.readouterr().err
+    assert "documents of the round are not readable\nUse the nodes instead" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- own shares

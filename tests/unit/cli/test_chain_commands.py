@@ -12,7 +12,6 @@ import pytest
 
 from helper.chain.chain_data import RoundAuthentication
 from helper.cli import queue
-from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
 from helper.object_store.bucket import StoredObject
 from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
@@ -97,7 +96,7 @@ def test_proof_bundle_does_not_overwrite_existing_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def find(*_: object) -> object:
-        return FIRST_EVIDENCE, SearchSource.CHAIN
+        return FIRST_EVIDENCE, "chain"
 
     monkeypatch.setattr("helper.cli.proof._find", find)
     assert run_command("proof", "export", NULLIFIER, "--json") == 0

@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from helper.chain.block_reader import IncludedTx
 from helper.cli.chain import _describe_transaction
-from helper.cli.proof import SearchSource
 from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.observability import log_config
@@ -112,7 +111,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
     assert run_json("queue export", "--output", "y.age", "--move", "--yes")["moved"] == (4 if live else 5)
     assert run_json("queue retry", "--stage", "moved", "--yes")["retried"] == (4 if live else 5)
     if live is not None:
-        live.harness.authority.closed.add(ROUND_ID)
+        live.harness.rounds.closed.add(ROUND_ID)
         live.run(lambda harness: harness.store.run(rounds.mark_alerted, ROUND_ID, END))
         purged = run_json("queue purge", "--round", ROUND_ID.hex(), "--yes")
         assert sum(purged[state.name.lower()] for state in ShareState) == 5
@@ -177,7 +176,7 @@ def test_json_output_of_proof_bundle_and_tx(run_json: RunJson, monkeypatch: pyte
     assert run_json("proof verify", "bad.zip", code=1)["reason"]
 
     async def find(*_: object) -> object:
-        return FIRST_EVIDENCE, SearchSource.CHAIN
+        return FIRST_EVIDENCE, "chain"
 
     monkeypatch.setattr("helper.cli.proof._find", find)
     run_json("proof export", "ab" * 32, "--output", "b.zip")

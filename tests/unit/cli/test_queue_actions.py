@@ -126,7 +126,7 @@ def test_named_database_is_used_although_a_helper_has_another_one_in_its_directo
 def test_retry_in_closed_round_fails_with_reason(
     daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    daemon_with_shares.harness.authority.closed.add(ROUND_ID)
+    daemon_with_shares.harness.rounds.closed.add(ROUND_ID)
     assert run_command("queue", "retry", "--yes") == 1
     assert "2 not retried: round closed" in capsys.readouterr().err
     assert run_command("queue", "retry", "--dry-run", "--json") == 1
@@ -204,7 +204,7 @@ def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys
 
 def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     async def close(harness: OperationsHarness) -> None:
-        harness.authority.closed.add(ROUND_ID)
+        harness.rounds.closed.add(ROUND_ID)
         await harness.store.run_batches(rounds.fail_unconfirmed, ROUND_ID, note="closed")
         await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 

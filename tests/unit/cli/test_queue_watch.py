@@ -23,8 +23,6 @@ from helper.cli.operator_api import OperatorApi
 from helper.cli.queue_watch import (
     PIPE_COLUMNS,
     Screen,
-    StateEvent,
-    StreamLost,
     bar_chart,
     parse_state,
     pipe_cells,
@@ -234,9 +232,9 @@ def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pyte
     replace_sleep(monkeypatch, stop_watch)
     stream = stream_states(HELPER)
     assert list(itertools.islice(stream, 3)) == [
-        StateEvent(STATE),
-        StateEvent(changed_state(height=1235)),
-        StreamLost("the helper ended the stream"),
+        {"event": "state", "state": STATE},
+        {"event": "state", "state": changed_state(height=1235)},
+        {"event": "gone", "reason": "the helper ended the stream"},
     ]
     with pytest.raises(ExpectedOutputError):
         next(stream)
@@ -246,7 +244,7 @@ def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyP
     slept: list[float] = []
     replace_sleep(monkeypatch, slept.append)
     stream = stream_states(OperatorApi(tmp_path / "none.sock", tmp_path / "queue.db"))
-    lost = StreamLost(f"no helper is listening on {tmp_path}/none.sock")
+    lost = {"event": "gone", "reason": f"no helper is listening on {tmp_path}/none.sock"}
     assert list(itertools.islice(stream, 3)) == [lost] * 3
     assert len(slept) == 2
 
@@ -262,7 +260,7 @@ def test_watch_of_named_database_ignores_helper_on_another(
 
 def test_watch_treats_invalid_response_as_lost(feed: FakeFeed) -> None:
     feed.status = 503
-    assert next(stream_states(HELPER)) == StreamLost("HTTP 503")
+    assert next(stream_states(HELPER)) == {"event": "gone", "reason": "HTTP 503"}
     with pytest.raises(DaemonNotRunningError):
         request_control_socket(Path("no.sock"), "/")
     with pytest.raises(DaemonUnresponsiveError, match="HTTP 503"):

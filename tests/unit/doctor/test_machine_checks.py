@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
 from helper.doctor import CheckResult, Level, database, machine, publication
-from helper.doctor.database import DiskMeasurement, evaluate_disk, evaluate_sqlite
+from helper.doctor.database import evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.publication import evaluate_tokens
 from helper.runtime.process_security import ProcessLimits, get_process_limits
@@ -26,33 +27,38 @@ def levels(findings: list[CheckResult]) -> dict[str, Level]:
 # The disk
 
 
-def test_disk_measure_leaves_no_files(tmp_path: Path) -> None:
-    result = database.measure_disk(tmp_path, SystemClock())
-    assert result.free_bytes > 0
-    assert result.fsync_seconds is not None
+def test_check_disk_leaves_no_files(tmp_path: Path) -> None:
+    assert {"disk space", "fsync"} <= levels(database.check_disk(tmp_path, SystemClock())).keys()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OSError):  # noqa: PT011 - any of them will do
-        database.measure_disk(tmp_path / "none", SystemClock())
+    assert levels(database.check_disk(tmp_path / "none", SystemClock())) == {"disk space": Level.FAIL}
+
+
+def test_check_disk_unsuitable_or_not_writable_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "measure_fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(database, "find_file_system_type", lambda *_: "nfs4")
+    _, *failed = database.check_disk(tmp_path, SystemClock())
+    messages = [f"cannot write to {tmp_path}: No space left on device", f"{tmp_path} is on nfs4"]
+    assert [(check.level, check.message) for check in failed] == [(Level.FAIL, message) for message in messages]
 
 
 @pytest.mark.parametrize(
-    ("measured", "space", "sync"),
+    ("result", "level"),
     [
-        (DiskMeasurement(PLENTY, 9, 0.01), Level.OK, Level.OK),
-        (DiskMeasurement(PLENTY, None, 0.2), Level.OK, Level.WARN),
-        (DiskMeasurement(PLENTY, 9, 2.5), Level.OK, Level.FAIL),
-        (DiskMeasurement(100 << 20, 9, 0.01), Level.WARN, Level.OK),
-        (DiskMeasurement(1 << 20, 9, 0.01), Level.FAIL, Level.OK),
-        (DiskMeasurement(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
+        (database.evaluate_space(Path("/srv"), PLENTY, 9), Level.OK),
+        (database.evaluate_space(Path("/srv"), PLENTY, None), Level.OK),
+        (database.evaluate_space(Path("/srv"), 100 << 20, 9), Level.WARN),
+        (database.evaluate_space(Path("/srv"), 1 << 20, 9), Level.FAIL),
+        (database.evaluate_space(Path("/srv"), PLENTY, 0), Level.FAIL),
+        (database.evaluate_fsync(0.01), Level.OK),
+        (database.evaluate_fsync(0.2), Level.WARN),
+        (database.evaluate_fsync(2.5), Level.FAIL),
     ],
 )
-def test_evaluate_disk_levels_of_space_and_fsync(measured: DiskMeasurement, space: Level, sync: Level) -> None:
-    result = evaluate_disk(Path("/srv"), measured, "ext4")
-    assert levels(result) == {"disk space": space, "fsync": sync}
-    assert all(bool(check.advice) is (check.level is not Level.OK) for check in result)
+def test_levels_of_space_and_fsync(result: CheckResult, level: Level) -> None:
+    assert (result.level, bool(result.advice)) == (level, level is not Level.OK)
 
 
-def test_evaluate_disk_network_file_system_fails() -> None:
+def test_network_file_system_is_unsuitable() -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
     assert find_file_system_type(Path("/srv/net/helper"), mounts) == "nfs4"
     assert find_file_system_type(Path("/srv/net/a b/helper"), mounts) == "xfs"
@@ -60,8 +66,7 @@ def test_evaluate_disk_network_file_system_fails() -> None:
     assert find_file_system_type(Path("/srv"), "") == ""
     unsafe = "nfs4 virtiofs fuse.mergerfs fuse.rclone fuse.s3fs fuse.glusterfs fuse.grpcfuse fakeowner vboxsf lustre"
     for kind in unsafe.split():
-        result = evaluate_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), kind)
-        assert levels(result)["file system"] is Level.FAIL
+        assert is_unsuitable(kind)
     for kind in ("ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "fuseblk", "fuse.fuse-overlayfs", ""):
         assert not is_unsuitable(kind)
 
@@ -132,15 +137,17 @@ def test_evaluate_open_files_levels(limits: list[int], raised: bool, level: Leve
 @pytest.mark.parametrize(
     ("text", "level"), [("128\n", Level.WARN), ("4095\n", Level.WARN), ("4096\n", Level.OK), ("", Level.OK)]
 )
-def test_evaluate_accept_queue_levels(text: str, level: Level) -> None:
-    result = machine.evaluate_accept_queue(machine.parse_number(text), 4096)
+def test_evaluate_accept_queue_levels(tmp_path: Path, text: str, level: Level) -> None:
+    (tmp_path / "somaxconn").write_text(text)
+    result = machine.evaluate_accept_queue(machine.read_number(tmp_path / "somaxconn"), 4096)
     assert result.level is level
     assert ("sysctl -w net.core.somaxconn=4096" in result.advice) == (level is Level.WARN)
 
 
-def test_evaluate_memory_levels() -> None:
-    assert machine.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
-    assert machine.parse_available_memory("MemAvailable: much") is None
+def test_evaluate_memory_levels(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1024 kB\nMemFree: much\n")
+    numbers = [machine.read_number(tmp_path / "meminfo", f"Mem{name}:") for name in ("Available", "Free", "None")]
+    assert numbers == [1024, None, None]
     assert machine.evaluate_memory(1 << 20, 2, running=False).level is Level.WARN
     assert machine.evaluate_memory(1 << 20, 2, running=True).level is Level.OK
     assert machine.evaluate_memory(1 << 30, 2, running=False).level is Level.OK

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -243,7 +244,7 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
 
 async def test_examine_reports_failed_shares_of_shared_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = DaemonReport(True, queue=QueueSnapshot(at=1.0, total=ShareCounts(failed=3)))
-    monkeypatch.setattr("helper.doctor.running_helper.query_daemon", lambda _: daemon)
+    monkeypatch.setattr("helper.doctor.running_helper.query_daemon", lambda _, **__: daemon)
     monkeypatch.setattr("helper.doctor.database.connect_shared_database", lambda _: None)
     results = await run_checks(config_with_node('[store]\nurl = "postgresql://db.example/votes"'))
     assert results["failed shares"].message == "3 shares failed"
@@ -274,7 +275,7 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     """A hanging disk blocks neither the other checks nor the report."""
     released = threading.Event()
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
-    monkeypatch.setattr("helper.doctor.database.measure_disk", lambda *_: released.wait())
+    monkeypatch.setattr("helper.doctor.database.measure_fsync", lambda *_: released.wait())
     try:
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
         assert report.has_hung_checks
@@ -290,7 +291,7 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("helper.doctor.publication.evaluate_tokens", broken)
-    monkeypatch.setattr("helper.doctor.database.measure_disk", broken)
+    monkeypatch.setattr("helper.doctor.database.measure_fsync", broken)
     report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}
     for subject in ("tokens", "fsync"):
@@ -348,28 +349,28 @@ def service_status(**changes: Any) -> DaemonReport:
 
 
 def test_evaluate_daemon_ready_helper_is_one_result() -> None:
-    (line,) = evaluate_daemon(service_status(), Path("helper.sock"))
+    (line,) = evaluate_daemon(service_status())
     assert (line.level, line.message) == (Level.OK, "running (pid 9), ready at height 7")
 
 
 def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     checks = [{"name": name, "problem": f"no {name}"} for name in ("store", "clock", "new one")]
-    lines = evaluate_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
+    lines = evaluate_daemon(service_status(checks=checks, paused="no store"))
     assert [line.subject for line in lines] == ["helper: store", "helper: clock", "helper: new one"]
     assert all(line.advice for line in lines)
     noted = [{"name": "store", "note": "the database was damaged: see the log"}]
-    (line,) = evaluate_daemon(service_status(checks=noted), Path("helper.sock"))
+    (line,) = evaluate_daemon(service_status(checks=noted))
     assert (line.subject, line.level) == ("helper: store", Level.WARN)
     assert "restart the helper" in str(line.advice)
     unread = service_status(checks=[{"name": "blocks", "note": "7 older blocks"}], unread_blocks=7)
-    (line,) = evaluate_daemon(unread, Path("helper.sock"))
+    (line,) = evaluate_daemon(unread)
     assert (line.subject, line.level, line.message) == ("helper: blocks", Level.WARN, "7 older blocks")
     no_prover = [{"name": "provers", "problem": "no prover is ready"}]
     for deaths, is_memory_suspected in (({}, False), ({"died": 1}, True)):
         status = service_status(checks=no_prover, provers={"deaths": deaths})
-        (line,) = evaluate_daemon(status, Path("helper.sock"))
+        (line,) = evaluate_daemon(status)
         assert ("out-of-memory" in str(line.advice)) is is_memory_suspected
-    (line,) = evaluate_daemon(service_status(paused="no node"), Path("helper.sock"))
+    (line,) = evaluate_daemon(service_status(paused="no node"))
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
 
 
@@ -383,12 +384,13 @@ def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
 )
 def test_advice_about_the_store_matches_the_failure(problem: str, advice: str) -> None:
     status = service_status(checks=[{"name": "store", "problem": problem}])
-    (line,) = evaluate_daemon(status, Path("helper.sock"))
+    (line,) = evaluate_daemon(status)
     assert str(line.advice).startswith(advice)
 
 
-def test_evaluate_daemon_without_permission_is_warning() -> None:
-    (line,) = evaluate_daemon(DaemonReport(True, problem="not this user's", is_forbidden=True), Path("helper.sock"))
+def test_query_daemon_without_permission_is_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.doctor.running_helper.request_control_socket", Mock(side_effect=PermissionError))
+    (line,) = evaluate_daemon(query_daemon(Path("helper.sock")))
     assert line.level is Level.WARN
 
 
@@ -475,17 +477,17 @@ def test_query_daemon_with_unexpected_json_reports_a_problem(
 ) -> None:
     daemon = respond_with(response, monkeypatch)
     assert daemon.is_running
-    assert (daemon.problem or "").startswith("unexpected response: ")
+    assert ": unexpected response: " in evaluate_daemon(daemon)[0].message
 
 
 def test_query_daemon_reports_error_of_helper(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = respond_with({"status": "error", "error": "the disk is away"}, monkeypatch, status=503)
-    assert daemon.problem == "/snapshot: HTTP 503 the disk is away"
+    assert evaluate_daemon(daemon)[0].message.endswith(": /snapshot: HTTP 503 the disk is away")
 
 
 def test_helper_without_snapshot_is_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = respond_with({"status": "error", "error": "not found"}, monkeypatch, status=404)
-    (result,) = evaluate_daemon(daemon, Path("helper.sock"))
+    (result,) = evaluate_daemon(daemon)
     assert (result.level, result.advice) == (Level.WARN, "Restart it.")
     assert result.message.endswith("the running helper has another version than this command")
 

@@ -1,4 +1,4 @@
-"""Fixtures for operator actions: a fake round authority, and recorded shares with their nullifiers."""
+"""Fixtures for operator actions: a fake round registry, and recorded shares with their nullifiers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import proofs
+from helper.chain.round_registry import RoundRegistry
 from helper.core.share import Share
 from helper.ingest.validator import checked_share
 from helper.operations.operator_actions import OperatorActions
@@ -22,8 +23,8 @@ NOW = float(END - 1000)
 
 
 @dataclass
-class FakeRoundAuthority:
-    """A fake round authority with rounds closed or frozen by the test."""
+class FakeRounds(RoundRegistry):
+    """A fake round registry with rounds closed or frozen by the test."""
 
     closed: set[bytes] = field(default_factory=set)
     frozen_reasons: dict[bytes, str] = field(default_factory=dict)
@@ -46,14 +47,13 @@ class OperationsHarness:
         self.clock = FakeClock(NOW)
         self.path = path
         self.store = SqliteStore(path, clock=self.clock)
-        self.authority = FakeRoundAuthority()
+        self.rounds = FakeRounds()
         self.wake_count = 0
         self.operations = OperatorActions(
             store=self.store,
-            round_authority=self.authority,
+            rounds=self.rounds if running else None,
             share_checks=proofs,
             wake=self._wake,
-            is_daemon_running=running,
         )
 
     def _wake(self) -> None:

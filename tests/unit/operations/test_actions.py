@@ -170,7 +170,7 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
     await harness.store.run(
         blocks.apply_blocks, [(9, 9)], [(ROUND_ID, make_posted_share(1, round_id=ROUND_ID).nullifier)]
     )
-    harness.authority.closed.add(ROUND_ID)
+    harness.rounds.closed.add(ROUND_ID)
     await harness.store.run(rounds.mark_closed, ROUND_ID, NOW)
     await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 
@@ -180,7 +180,7 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
 
     assert counts == dry_result == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
     assert (await harness.store.count_shares(), await harness.store.list_rounds()) == ({}, [])
-    assert harness.authority.forgotten == [ROUND_ID]
+    assert harness.rounds.forgotten == [ROUND_ID]
     (action,) = await harness.store.list_actions(limit=5)
     assert (action.name, action.parameters) == ("purge", {"round": ROUND_ID.hex()})
     assert make_posted_share(2, round_id=ROUND_ID).share.primary_blind not in harness.path.read_bytes()
@@ -194,11 +194,11 @@ async def test_purge_requires_round_closed_by_chain_and_reported(harness: Operat
         await harness.operations.purge(ANN, OTHER_ROUND)
     with pytest.raises(ActionRefused, match="chain has not closed"):
         await harness.operations.purge(ANN, ROUND_ID)
-    harness.authority.closed.add(ROUND_ID)
+    harness.rounds.closed.add(ROUND_ID)
     with pytest.raises(ActionRefused, match="not reported yet"):
         await harness.operations.purge(ANN, ROUND_ID)
     await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
-    harness.authority.frozen_reasons[ROUND_ID] = "its end changed"
+    harness.rounds.frozen_reasons[ROUND_ID] = "its end changed"
     with pytest.raises(ActionRefused, match="its end changed"):
         await harness.operations.purge(ANN, ROUND_ID)
 

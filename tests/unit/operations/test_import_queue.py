@@ -22,7 +22,7 @@ from helper.operations.export_format import (
     parse_header,
     parse_share_line,
 )
-from helper.operations.operator_actions import ImportReport, split_lines
+from helper.operations.operator_actions import split_lines
 from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -184,12 +184,12 @@ async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -
     dry_result = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)), dry_run=True)
     assert await harness.store.count_shares() == {}
     report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
-    second_report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
+    second_counts, second_skipped = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
 
-    assert report == dry_result == ImportReport({**NOTHING_IMPORTED, "taken": 3}, ())
-    assert second_report.counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
+    assert report == dry_result == ({**NOTHING_IMPORTED, "taken": 3}, [])
+    assert second_counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
     reasons = [ImportResult.QUEUED, ImportResult.QUEUED, ImportResult.FAILED]
-    assert [(skipped.number, skipped.reason) for skipped in second_report.skipped] == list(enumerate(reasons, 1))
+    assert [(skipped.number, skipped.reason) for skipped in second_skipped] == list(enumerate(reasons, 1))
     expected = {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1, ShareState.FAILED: 1}
     assert await harness.store.count_shares() == {ROUND_ID: expected}
     assert await harness.store.is_known(exported[0].share.key)
@@ -203,9 +203,10 @@ async def test_import_many_skipped_shares_lists_first_and_counts_all(
     harness: OperationsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("helper.operations.operator_actions.MAX_LISTED_SKIPPED", 2)
-    report = await harness.operations.import_shares(ANN, stream_lines([*export_lines(shares=3), b"{}", b"[]", b""]))
-    assert report.counts == {**NOTHING_IMPORTED, "invalid": 3}
-    assert [skipped.number for skipped in report.skipped] == [1, 2]
+    lines = [*export_lines(shares=3), b"{}", b"[]", b""]
+    counts, listed = await harness.operations.import_shares(ANN, stream_lines(lines))
+    assert counts == {**NOTHING_IMPORTED, "invalid": 3}
+    assert [skipped.number for skipped in listed] == [1, 2]
 
 
 async def test_import_moved_shares_wakes_dispatcher(harness: OperationsHarness) -> None:
@@ -216,7 +217,7 @@ async def test_import_moved_shares_wakes_dispatcher(harness: OperationsHarness) 
 
     report = await harness.operations.import_shares(ANN, stream_lines(export_lines(waiting_share(0))))
 
-    assert report == ImportReport({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, ())
+    assert report == ({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, [])
     assert harness.wake_count == wakes_before + 1
     (action, *_) = await harness.store.list_actions(limit=1)
     assert (action.name, action.outcome) == ("import", {"taken": 1, "revived": 1})
@@ -232,20 +233,19 @@ async def test_import_invalid_shares_are_skipped(harness: OperationsHarness) -> 
         waiting_share(4, share=recorded_share(4, proposal_id=9)),
         sent_share(5, nullifier=b"\x07" * 32),
     ]
-    report = await harness.operations.import_shares(
+    counts, listed = await harness.operations.import_shares(
         ANN, stream_lines([*export_lines(*wrong, waiting_share(6), shares=9), b"{}"])
     )
-    assert (report.counts["invalid"], report.counts["taken"]) == (8, 1)
-    assert [skipped.number for skipped in report.skipped] == [1, 2, 3, 4, 5, 6, 7, 9]
-    assert {(skipped.ref, skipped.reason) for skipped in report.skipped} == {(None, ImportResult.INVALID)}
+    assert (counts["invalid"], counts["taken"]) == (8, 1)
+    assert [skipped.number for skipped in listed] == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert {(skipped.ref, skipped.reason) for skipped in listed} == {(None, ImportResult.INVALID)}
 
 
 async def test_import_export_of_another_chain_is_refused(harness: OperationsHarness) -> None:
     with pytest.raises(ActionRefused, match="chain-2"):
         await harness.operations.import_shares(ANN, stream_lines(export_lines(waiting_share(0), chain_id="chain-2")))
-    assert (
-        await harness.operations.import_shares(ANN, stream_lines(export_lines(waiting_share(0), chain_id=None)))
-    ).counts["taken"] == 1
+    lines = stream_lines(export_lines(waiting_share(0), chain_id=None))
+    assert (await harness.operations.import_shares(ANN, lines))[0]["taken"] == 1
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

@@ -183,8 +183,8 @@ def test_repr_and_errors_hide_witness() -> None:
 async def import_file(harness: OperationsHarness, *rows: dict[str, Any]) -> tuple[dict[str, int], list[ImportResult]]:
     """Import a file; returns the counts that are not 0, and the reasons of the skipped rows."""
     lines = [line.removesuffix(b"\n") for line in read_svoted_export(svoted_file(ROUND_ID, list(rows))).lines]
-    report = await harness.operations.import_shares(ANN, stream_lines(lines))
-    return {name: n for name, n in report.counts.items() if n}, [share.reason for share in report.skipped]
+    counts, skipped = await harness.operations.import_shares(ANN, stream_lines(lines))
+    return {name: n for name, n in counts.items() if n}, [share.reason for share in skipped]
 
 
 @pytest.mark.rule("N23")
@@ -230,9 +230,9 @@ async def test_import_of_other_round_is_skipped(harness: OperationsHarness) -> N
     other_round = bytes(32)
     lines = read_svoted_export(svoted_file(other_round, [svoted_row(recorded_share(0))])).lines
 
-    report = await harness.operations.import_shares(ANN, stream_lines([line.removesuffix(b"\n") for line in lines]))
+    _, skipped = await harness.operations.import_shares(ANN, stream_lines([line.removesuffix(b"\n") for line in lines]))
 
-    assert [share.reason for share in report.skipped] == [ImportResult.UNKNOWN]
+    assert [share.reason for share in skipped] == [ImportResult.UNKNOWN]
     assert await harness.store.count_shares() == {}
 
 
@@ -254,10 +254,8 @@ async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: Opera
     lookup = FakeLookup(nullifier_of(counted))
     harness.operations = OperatorActions(
         store=harness.store,
-        round_authority=harness.authority,
+        rounds=harness.rounds,
         share_checks=proofs,
-        wake=lambda: None,
-        is_daemon_running=True,
         find_counted=lookup,
     )
 

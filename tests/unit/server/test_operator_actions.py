@@ -204,7 +204,7 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
     assert (await daemon.post(f"/rounds/{'00' * 32}/purge", json={})).status_code == 404
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
 
-    harness.authority.closed.add(ROUND_ID)
+    harness.rounds.closed.add(ROUND_ID)
     await harness.store.run(mark_alerted, ROUND_ID, NOW)
     dry_result = await daemon.post(path, json={"dry_run": True})
     assert (dry_result.json()["failed"], dry_result.json()["dry_run"]) == (1, True)
