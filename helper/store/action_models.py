@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from helper.core.share import Share, ShareState
-from helper.store.models import HistoryEntry, PreparedReveal
-
-MOVED: Final = "moved"
-"""Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""
+from helper.store.models import HistoryEntry
+from helper.store.table_rows import RevealRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +70,6 @@ class PurgedFailures:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedReveal:
-    """The exported message of a share that may have been sent.
-
-    Attributes:
-        prepared: the message, its anchor and its circuit.
-        sends: number of sends that were started.
-        first_sent_height: chain height at the first send, None before it.
-        last_sent_height: chain height at the latest send.
-        last_endpoint: name of the endpoint of the latest send.
-        last_outcome: result of the latest send.
-    """
-
-    prepared: PreparedReveal
-    sends: int
-    first_sent_height: int | None
-    last_sent_height: int | None
-    last_endpoint: str | None
-    last_outcome: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class ExportedShare:
     """A live share with all data that another machine needs to continue processing it.
 
@@ -107,7 +84,7 @@ class ExportedShare:
         stage: stage of its last event.
         note: text of its last event.
         history: its events, oldest first.
-        reveal: its message, if it may have been sent.
+        reveal: its message, if it may have been sent, as `RevealRow.of` returns it.
     """
 
     share: Share
@@ -120,7 +97,7 @@ class ExportedShare:
     stage: str
     note: str
     history: tuple[HistoryEntry, ...] = ()
-    reveal: ExportedReveal | None = field(default=None, repr=False)
+    reveal: RevealRow | None = field(default=None, repr=False)
 
 
 class ImportResult(StrEnum):

@@ -16,6 +16,9 @@ from helper.core.share import Share, ShareState
 MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
 
+MOVED = "moved"
+"""Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""
+
 SpentNullifier = tuple[bytes, bytes]
 """A nullifier that is spent on the chain: (round_id, nullifier), 32 bytes each."""
 

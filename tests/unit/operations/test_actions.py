@@ -15,8 +15,7 @@ from helper.errors import ActionRefused, NotFound, StoreError
 from helper.operations import operator_actions
 from helper.operations.operator_actions import BATCH_SHARES
 from helper.store import blocks, rounds, shares
-from helper.store.action_models import MOVED
-from helper.store.models import EnqueueResult, QueueFilter
+from helper.store.models import MOVED, EnqueueResult, QueueFilter
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, nullifier_of, recorded_share

@@ -23,8 +23,9 @@ from helper.operations.export_format import (
     parse_share_line,
 )
 from helper.operations.operator_actions import ImportReport, split_lines
-from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
+from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
+from helper.store.table_rows import RevealRow
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import (
     ANN,
@@ -73,7 +74,7 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
     )
     message = replace(message, **changes)
     prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k11", 90)
-    reveal = ExportedReveal(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
+    reveal = RevealRow.of(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
     return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.BROADCAST, reveal=reveal)
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store import audit_log, blocks, exported_shares, messages, rounds
-from helper.store.action_models import Actor, ExportedReveal, ExportedShare, ImportedShare, ImportResult, PurgedFailures
+from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult, PurgedFailures
 from helper.store.audit_log import MAX_ACTIONS
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
 from helper.store.shares import fail, record_crash, retry, retry_failed
 from helper.store.store import Store
+from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.conformance.test_chain_data import ChainRound
@@ -361,10 +362,10 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
     await mark_all_moved(store, backend, at_rest=False)
     assert await store.list_unconfirmed() == []
     sent = exported_share(
-        1, state=ShareState.BROADCAST, reveal=ExportedReveal(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
+        1, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
     )
     early = exported_share(
-        2, state=ShareState.BROADCAST, reveal=ExportedReveal(make_reveal(2), 1, 105, 105, "there:80", None)
+        2, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(2), 1, 105, 105, "there:80", None)
     )
 
     assert await import_results(store, sent, early) == [ImportResult.RESTORED] * 2
