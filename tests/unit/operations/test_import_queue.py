@@ -197,7 +197,7 @@ async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -
     (reveal,) = await harness.store.list_unconfirmed()
     assert reveal.nullifier == nullifier_of(exported[1].share)
     assert harness.wake_count == 1
-    assert [action.name for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
+    assert [action.what for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
 
 
 async def test_import_many_skipped_shares_lists_first_and_counts_all(
@@ -220,7 +220,7 @@ async def test_import_moved_shares_wakes_dispatcher(harness: OperationsHarness) 
     assert report == ImportReport({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, ())
     assert harness.wake_count == wakes_before + 1
     (action, *_) = await harness.store.list_actions(limit=1)
-    assert (action.name, action.outcome) == ("import", {"taken": 1, "revived": 1})
+    assert (action.what, action.outcome) == ("import", {"taken": 1, "revived": 1})
 
 
 async def test_import_invalid_shares_are_skipped(harness: OperationsHarness) -> None:

@@ -11,7 +11,7 @@ import pytest
 from helper.core.share import ShareState
 from helper.store import blocks, exported_shares, messages, rounds
 from helper.store.action_models import ExportedShare, ValidatedShare
-from helper.store.models import MOVED, FailureGroup, HistoryEntry, QueueFilter
+from helper.store.models import MOVED, FailedShares, HistoryEntry, QueueFilter
 from helper.store.shares import EnqueueOperation, fail, requeue, retry
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import RevealRow
@@ -123,7 +123,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     )
     assert select_shares(path).skipped == {"moved": 3}
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
-        FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
+        FailedShares(MOVED, "gone", 3, NOW)
     ]
     moved_again = await store.run(exported_shares.mark_moved, selection.versions, note="gone", idle_only=True)
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
