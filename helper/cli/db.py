@@ -40,7 +40,6 @@ from helper.core.json_records import fact
 from helper.errors import HelperError, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
-    DATABASE_HEADER,
     MIN_PASSPHRASE_CHARS,
     decrypt_backup,
     encrypt_backup,
@@ -56,7 +55,7 @@ from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source,
 from helper.store.factory import read_file_encryption
 from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.file_lock import refuse_locked
-from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.opening import DATABASE_HEADER, open_database
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
 

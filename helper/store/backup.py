@@ -27,12 +27,10 @@ from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encr
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.process_security import acting_as_owner
 from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
-from helper.store.sqlite.opening import refuse_other_file
+from helper.store.sqlite.opening import DATABASE_HEADER, refuse_other_file
 
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
-DATABASE_HEADER: Final = b"SQLite format 3\0"
-"""First bytes of the content of a backup. An export begins with a line of JSON."""
 _PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21

@@ -16,7 +16,7 @@ from typing import Final
 from helper.clock import Clock
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.errors import not_a_database, translate_opening
+from helper.store.sqlite.errors import not_a_database, translate
 from helper.store.sqlite.file_keys import open_encryption, read_shares
 from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
@@ -91,7 +91,7 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYP
             copy.execute("DELETE FROM meta WHERE key = ?", (RUN_KEY,))
             image = copy.serialize()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate_opening(error, str(path)) from error
+        raise translate(error, str(path)) from error
     view = memoryview(image)
     image = b"".join((view[: _VERSIONS.start], _ROLLBACK_JOURNAL, view[_VERSIONS.stop :]))
     return Snapshot(image, contents, seconds)
@@ -129,7 +129,7 @@ def check_image(image: bytes, name: str, encryption: RowEncryption = UNENCRYPTED
             conn.deserialize(image)
             return _read_contents(conn, name, encryption)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate_opening(error, name) from error
+        raise translate(error, name) from error
 
 
 def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption) -> Contents:

@@ -111,7 +111,7 @@ def create_endpoint(backend: StoreBackend) -> CopyEndpoint:
         return SqliteEndpoint(backend.path, FakeClock(), backend.encryption)
     assert isinstance(backend, PostgresBackend)
     return PostgresEndpoint(
-        create_connection_settings(backend.address, schema=backend.schema, host="mover", idle_transaction_seconds=60),
+        create_connection_settings(backend.address, schema=backend.schema, host="mover", idle_seconds=60),
         Keyring(SEALING_KEYS),
     )
 
