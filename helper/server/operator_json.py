@@ -23,44 +23,11 @@ AuthenticationSource = Callable[[bytes], RoundAuthentication]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRow:
-    """A share, without its witness."""
-
-    ref: str = fact("Reference of the share, used only by this helper.")
-    round: str = fact("Round id, hex.")
-    state: str = fact("State of the share.")
-    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
-    due: float = fact("Time at which the share is processed next, in Unix seconds.")
-    attempts: int = fact("Number of attempts spent.")
-    crashes: int = fact("Number of prover worker crashes while the share was proven.")
-    stage: str = fact("Stage of the latest event.")
-    note: str = fact("Text of the latest event.")
-    damaged: bool = fact("Whether the row is damaged and quarantined.")
-
-    @classmethod
-    def of(cls, entry: QueueEntry, **more: Any) -> Self:
-        """Create it from an entry of the store, and the other fields of a subclass."""
-        return cls(
-            ref=entry.ref,
-            round=entry.round_id.hex(),
-            state=enum_name(ShareState, entry.state),
-            submit_at=entry.submit_at,
-            due=_seconds(entry.due_ms),
-            attempts=entry.attempts,
-            crashes=entry.crashes,
-            stage=entry.stage,
-            note=entry.note,
-            damaged=entry.damaged,
-            **more,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareList:
     """`queue list`."""
 
     source: Source = fact(SOURCE)
-    shares: Sequence[ShareRow] = fact("Matching shares in order of due time, up to the limit.")
+    shares: Sequence[QueueEntry] = fact("Matching shares in order of due time, up to the limit.")
     failed: Sequence[FailedShares] | None = fact(
         "With --state failed: failures by stage and reason, latest first.", optional=True
     )
@@ -77,7 +44,7 @@ class HistoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareStory(ShareRow):
+class ShareStory(QueueEntry):
     """`queue show`: all details of one share except its witness."""
 
     source: Source = fact(SOURCE)
@@ -174,14 +141,14 @@ def list_json(
     entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailedShares] | None = None
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    return to_json(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=failed))
+    return to_json(ShareList(source=source, shares=entries, failed=failed))
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
     """`queue show`."""
     entry = details.entry
-    story = ShareStory.of(
-        entry,
+    story = ShareStory(
+        **asdict(entry),
         source=source,
         received=_seconds(details.received_ms),
         vote_end_time=details.vote_end_time,
@@ -221,8 +188,8 @@ def actions_json(actions: Sequence[ActionRow], *, source: Source) -> dict[str, A
 def _next_attempt(details: ShareDetails) -> float | None:
     """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
     entry, end = details.entry, details.vote_end_time
-    is_scheduled = entry.state is ShareState.RECEIVED and (end is None or entry.due_ms < end * 1000)
-    return _seconds(entry.due_ms) if is_scheduled else None
+    is_scheduled = entry.state == enum_name(ShareState, ShareState.RECEIVED) and (end is None or entry.due < end)
+    return entry.due if is_scheduled else None
 
 
 def _seconds(milliseconds: int) -> float:

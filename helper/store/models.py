@@ -229,31 +229,18 @@ class QueueFilter:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A share in an operator's list, without witness, position, nullifier or hash.
+    """A share, without its witness."""
 
-    Attributes:
-        ref: the share's reference.
-        round_id: 32 bytes.
-        state: its state.
-        submit_at: Unix seconds set by the wallet, 0 for immediately.
-        due_ms: Unix milliseconds at which it is processed next.
-        attempts: attempts spent so far.
-        crashes: prover workers that crashed on it.
-        stage: stage of its last event.
-        note: text of its last event.
-        damaged: whether the row was quarantined.
-    """
-
-    ref: str
-    round_id: bytes
-    state: ShareState
-    submit_at: int
-    due_ms: int
-    attempts: int
-    crashes: int
-    stage: str
-    note: str
-    damaged: bool
+    ref: str = fact("Reference of the share, used only by this helper.")
+    round: str = fact("Round id, hex.")
+    state: str = fact("State of the share.")
+    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
+    due: float = fact("Time at which the share is processed next, in Unix seconds.")
+    attempts: int = fact("Number of attempts spent.")
+    crashes: int = fact("Number of prover worker crashes while the share was proven.")
+    stage: str = fact("Stage of the latest event.")
+    note: str = fact("Text of the latest event.")
+    damaged: bool = fact("Whether the row is damaged and quarantined.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list
     entries = [to_queue_entry(ListedShare(*row)) for row in await reader.fetch_snapshot(queries)]
     damaged = [DamagedShare(*row[1:]) for row in await reader.fetch("damaged")]
     entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for share in damaged if share == UNREADABLE_SHARE]
-    return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
+    return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
 
 
 def to_query_params(query: QueueFilter) -> dict[str, Column]:
@@ -108,10 +108,10 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
         )
     return QueueEntry(
         ref=share_ref(row.mac),
-        round_id=row.round_id,
-        state=ShareState(row.state),
+        round=row.round_id.hex(),
+        state=ShareState(row.state).name.lower(),
         submit_at=row.submit_at,
-        due_ms=row.due_ms,
+        due=row.due_ms / 1000,
         attempts=row.attempts,
         crashes=row.crashes,
         stage=row.stage,
@@ -121,7 +121,8 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
 
 
 def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
-    return QueueEntry(ref, round_id, state, 0, 0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
+    name = state.name.lower()
+    return QueueEntry(ref, round_id.hex(), name, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
 
 
 def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
@@ -172,7 +173,7 @@ class QueueReader:
         entry = to_queue_entry(share)
         rows = (
             await self._operator_reader.fetch("reveal_facts", (share.id,))
-            if entry.state is ShareState.BROADCAST
+            if share.state == ShareState.BROADCAST
             else []
         )
         transactions = [TransactionRow(tx_hash.hex().upper(), *facts) for tx_hash, *facts in rows if tx_hash]

@@ -30,10 +30,10 @@ from tests.unit.server.wallet_fixtures import error_text
 def make_entry(**changes: Any) -> QueueEntry:
     values: dict[str, Any] = {
         "ref": "0123456789ab",
-        "round_id": ROUND_ID,
-        "state": ShareState.BROADCAST,
+        "round": ROUND_ID.hex(),
+        "state": "broadcast",
         "submit_at": END - 60,
-        "due_ms": (END - 60) * 1000 + 500,
+        "due": END - 59.5,
         "attempts": 1,
         "crashes": 0,
         "stage": "broadcast",

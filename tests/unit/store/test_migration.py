@@ -177,7 +177,7 @@ async def fill_store(store: Store) -> None:
     await store.run(rounds.save_subtrees, ROUND, 0, SUBTREE_BYTES)
 
 
-async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
+async def list_refs(store: Store) -> list[tuple[str, str]]:
     listed = await store.list_shares(QueueFilter(), 100)
     return sorted((entry.ref, entry.state) for entry in listed)
 
