@@ -40,7 +40,6 @@ from helper.core.json_records import fact
 from helper.errors import HelperError, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
-    DATABASE_HEADER,
     MIN_PASSPHRASE_CHARS,
     decrypt_backup,
     encrypt_backup,
@@ -56,9 +55,9 @@ from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source,
 from helper.store.factory import read_file_encryption
 from helper.store.row_encryption import RowEncryption
 from helper.store.sqlite.file_lock import refuse_locked
-from helper.store.sqlite.opening import open_database
+from helper.store.sqlite.opening import DATABASE_HEADER, open_database
 from helper.store.sqlite.schema import latest_version
-from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
+from helper.store.sqlite.snapshot import Contents, Snapshot, check_image, read_contents, take_snapshot
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
@@ -172,17 +171,13 @@ def backup(
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
     encryption = database_encryption(options.config)
-    with acting_as_owner(database):
-        snapshot = take_snapshot(database, SystemClock(), encryption)
-    write = partial(encrypt_backup, image=snapshot.image, passphrase=passphrase, recipients=recipient or ())
-    # key derivation takes about one second of CPU; only this thread gets a lower priority
-    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
-        executor.submit(write_backup, output, write, replace=force, passphrase=passphrase).result()
+    with take_snapshot(database, SystemClock(), encryption) as snapshot:
+        _write_backup(snapshot, output, passphrase, recipient or [], replace=force)
     result = BackupResult(
         **asdict(snapshot.contents),
         output=str(output),
         bytes=output.stat().st_size,
-        database_bytes=len(snapshot.image),
+        database_bytes=snapshot.size,
         read_seconds=round(snapshot.read_seconds, 3),
     )
     if snapshot.contents.damaged:
@@ -237,8 +232,7 @@ def check(
     encryption = database_encryption(options.config)
     if backup_file is None:
         path = database_file(options)
-        with acting_as_owner(path):
-            contents = take_snapshot(path, SystemClock(), encryption).contents
+        contents = read_contents(path, SystemClock(), encryption)
     else:
         path = backup_file
         contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
@@ -276,10 +270,9 @@ def migrate(
     harden_process()
     database = database_file(options)
     encryption = database_encryption(options.config)
+    before, target = read_contents(database, SystemClock(), encryption), latest_version()
     with acting_as_owner(database):
-        snapshot = take_snapshot(database, SystemClock(), encryption)  # refuses another program's file first
-        refuse_locked(database)
-    before, target = snapshot.contents, latest_version()
+        refuse_locked(database)  # after another program's file was refused
     is_needed = before.schema < target
     result = UpgradeResult(
         database=str(database),
@@ -294,7 +287,10 @@ def migrate(
     if is_needed:
         confirm_or_exit(f"Upgrade {database} from schema {before.schema} to {target}?", yes=yes)
         if backup is not None:
-            _back_up(snapshot.image, backup, recipient or [], passphrase_file)
+            passphrase = "" if recipient else read_new_passphrase(passphrase_file)
+            with take_snapshot(database, SystemClock(), encryption) as snapshot:
+                _write_backup(snapshot, backup, passphrase, recipient or [])
+            print_message(f"backed up to {backup}")
         with acting_as_owner(database):
             open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
     change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
@@ -323,10 +319,13 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     return image
 
 
-def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
-    passphrase = "" if recipients else read_new_passphrase(passphrase_file)
-    write_backup(output, partial(encrypt_backup, image=image, passphrase=passphrase, recipients=recipients))
-    print_message(f"backed up to {output}")
+def _write_backup(
+    snapshot: Snapshot, output: Path, passphrase: str, recipients: Sequence[str], *, replace: bool = False
+) -> None:
+    write = partial(encrypt_backup, content=snapshot.file, passphrase=passphrase, recipients=recipients)
+    # key derivation takes about one second of CPU; only this thread gets a lower priority
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
+        executor.submit(write_backup, output, write, replace=replace, passphrase=passphrase).result()
 
 
 def database_encryption(config: Path | None) -> RowEncryption:
@@ -381,9 +380,9 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
     if not keys:
         fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
     encryption = read_file_encryption(keys)
-    with acting_as_owner(database):
-        before = take_snapshot(database, SystemClock(), encryption).contents  # refuses another program's file first
-        if not dry_run:
+    before = read_contents(database, SystemClock(), encryption)  # refuses another program's file first
+    if not dry_run:
+        with acting_as_owner(database):
             refuse_locked(database)
     if not encrypt and not before.encrypted:
         raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")

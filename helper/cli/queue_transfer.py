@@ -43,7 +43,6 @@ from helper.server import operator_parameters
 from helper.server.operator_routes import MARK_STRUCT, ExportRecord
 from helper.store.action_models import ExportedShare
 from helper.store.backup import (
-    DATABASE_HEADER,
     EncryptedWriter,
     create_file,
     create_unencrypted_file,
@@ -53,6 +52,7 @@ from helper.store.backup import (
 )
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.factory import SQLITE_ENGINE, create_source_endpoint
+from helper.store.sqlite.opening import DATABASE_HEADER
 
 STDIN: Final = Path("-")
 

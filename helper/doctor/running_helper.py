@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from helper.core.load_forecast import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
 from helper.core.text_forms import format_duration
 from helper.doctor import CheckResult, fail, ok, warn
-from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, RetryingShares, RoundSnapshot
+from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, RoundSnapshot
 from helper.observability.service_state import ServiceState
 from helper.server.control_client import (
     TIMEOUT_SECONDS,
@@ -26,6 +26,7 @@ from helper.server.control_client import (
     DaemonUnresponsiveError,
     request_control_socket,
 )
+from helper.store.models import RetryingShares
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 
 _TARGET: Final = "/snapshot"

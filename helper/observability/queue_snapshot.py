@@ -21,7 +21,15 @@ from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, sim
 from helper.core.share import ShareState
 from helper.errors import HelperError
 from helper.observability.service_state import ServiceState, StatusSource, TimingSummary
-from helper.store.models import MINUTES_AHEAD, DueForecast, FailureGroup, QueueFilter, StoredRound
+from helper.store.models import (
+    MINUTES_AHEAD,
+    DueForecast,
+    FailedShares,
+    PurgedShares,
+    QueueFilter,
+    RetryingShares,
+    StoredRound,
+)
 
 if TYPE_CHECKING:  # commands import this module, and do not need the database
     from helper.chain.round_registry import RoundRegistry
@@ -41,7 +49,6 @@ MAX_SHOWN_FAILURES: Final = 20
 """Maximum number of failure groups on the page."""
 STORE_TIMEOUT_SECONDS: Final = 2.0
 """Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
-_DAY_SECONDS: Final = 86_400
 
 
 # ---------------------------------------------------------------- the snapshot
@@ -105,52 +112,6 @@ class DamagedRow:
     ref: str = fact("Reference of the share, as far as it is readable.")
     round: str = fact("Round id, as far as it is readable.")
     state: str = fact("State in the damaged row.")
-
-
-@dataclass(frozen=True, slots=True)
-class FailedShares:
-    """Shares that failed permanently in the same stage for the same reason."""
-
-    stage: str = fact("Stage of the failure.")
-    note: str = fact("Reason of the failure.")
-    count: int = fact("Number of shares.")
-    latest: float = fact("Time of the latest failure in Unix seconds.")
-
-    @classmethod
-    def of(cls, group: FailureGroup) -> FailedShares:
-        """Create it from a group of the store."""
-        return cls(group.stage, group.note, group.count, group.at_ms / 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class PurgedShares:
-    """Shares that had failed when their round was purged."""
-
-    day: int = fact("Start of the day of the purge (UTC) in Unix seconds.")
-    stage: str = fact("Stage of the failure.")
-    reason: str = fact("Reason of the failure.")
-    count: int = fact("Number of shares.")
-
-
-@dataclass(frozen=True, slots=True)
-class RetryingShares:
-    """Shares of a round that wait for a retry after the same failure.
-
-    Attributes:
-        round: id of the round, hex.
-        stage: the stage that failed.
-        reason: why it failed.
-        minute: minutes until they are due, rounded down.
-        count: number of shares.
-        next: Unix seconds of the first retry.
-    """
-
-    round: str
-    stage: str
-    reason: str
-    minute: int
-    count: int
-    next: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +201,9 @@ async def read_snapshot(
             for round_id in {**known, **counts}
         ],
         damaged=[DamagedRow(row.ref, row.round_id.hex(), enum_name(ShareState, row.state)) for row in damaged],
-        failed=[FailedShares.of(group) for group in failed],
-        purged=[PurgedShares(row.day * _DAY_SECONDS, row.stage, row.reason, row.count) for row in purged],
-        retries=[
-            RetryingShares(
-                group.round_id.hex(), group.stage, group.note, group.minute, group.count, group.next_ms / 1000
-            )
-            for group in retries
-        ],
+        failed=failed,
+        purged=purged,
+        retries=retries,
     )
 
 

@@ -18,8 +18,9 @@ from helper.core.share import Share, ShareState
 from helper.errors import ChainResponseError, ExportFileError
 from helper.ingest.payload import PayloadError
 from helper.ingest.validator import Checks, checked_share
-from helper.store.action_models import ExportedReveal, ExportedShare, ValidatedShare
+from helper.store.action_models import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
+from helper.store.table_rows import RevealRow
 from proofs import ProofsError
 
 FORMAT: Final = "svote-helper queue"
@@ -127,13 +128,12 @@ def encode_share_line(exported: ExportedShare) -> bytes:
     return orjson.dumps(line) + b"\n"
 
 
-def _reveal_json(reveal: ExportedReveal) -> dict[str, Any]:
-    prepared = reveal.prepared
+def _reveal_json(reveal: RevealRow) -> dict[str, Any]:
     return {
-        "message": b64encode(prepared.message).decode(),
-        "anchor_height": prepared.anchor_height,
-        "circuit": prepared.circuit,
-        "height": prepared.height,
+        "message": b64encode(reveal.message).decode(),
+        "anchor_height": reveal.anchor_height,
+        "circuit": reveal.circuit,
+        "height": reveal.height,
         "sends": reveal.sends,
         "first_sent_height": reveal.first_sent_height,
         "last_sent_height": reveal.last_sent_height,
@@ -173,7 +173,7 @@ def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
     return exported, checked.nullifier
 
 
-def _parse_reveal(parsed: _Reveal, share: Share) -> ExportedReveal:
+def _parse_reveal(parsed: _Reveal, share: Share) -> RevealRow:
     """The prepared message and its send history. Checks that the message reveals this share."""
     first, last = parsed.first_sent_height, parsed.last_sent_height
     never_sent = first is None and last is None
@@ -185,14 +185,8 @@ def _parse_reveal(parsed: _Reveal, share: Share) -> ExportedReveal:
     expected = (share.round_id, fields.enc_share, share.proposal_id, fields.vote_decision, parsed.anchor_height)
     if actual != expected:
         raise ExportFileError("a message does not belong to its share")
-    return ExportedReveal(
-        prepared=PreparedReveal(parsed.message, message.tx_hash(), parsed.anchor_height, parsed.circuit, parsed.height),
-        sends=parsed.sends,
-        first_sent_height=first,
-        last_sent_height=last,
-        last_endpoint=parsed.last_endpoint,
-        last_outcome=parsed.last_outcome,
-    )
+    prepared = PreparedReveal(parsed.message, message.tx_hash(), parsed.anchor_height, parsed.circuit, parsed.height)
+    return RevealRow.of(prepared, parsed.sends, first, last, parsed.last_endpoint, parsed.last_outcome)
 
 
 def decode_message(tx: bytes) -> RevealMessage:

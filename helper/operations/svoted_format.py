@@ -22,8 +22,9 @@ from helper.core.json_records import HEX_32
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
-from helper.store.action_models import ExportedReveal, ExportedShare
+from helper.store.action_models import ExportedShare
 from helper.store.models import PreparedReveal
+from helper.store.table_rows import RevealRow
 from proofs import CIRCUITS
 
 READABLE_VERSIONS: Final = (1, 2)
@@ -184,7 +185,7 @@ def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | Non
     )
 
 
-def _read_pending(content: Any, share: Share) -> ExportedReveal | None:
+def _read_pending(content: Any, share: Share) -> RevealRow | None:
     """Return the message of a share that may have been sent.
 
     None if there is no usable one. The share is then proven again, and the chain counts it once.
@@ -211,7 +212,7 @@ def _read_pending(content: Any, share: Share) -> ExportedReveal | None:
     )
     since = pending.since_height
     prepared = PreparedReveal(message.to_tx(), message.tx_hash(), message.anchor_height, circuit, since)
-    return ExportedReveal(prepared, 1 + pending.rebroadcast_count, since, since, None, None)
+    return RevealRow.of(prepared, 1 + pending.rebroadcast_count, since, since, None, None)
 
 
 def encode_svoted_export(shares: Sequence[ExportedShare], *, vote_end_time: int, exported_at: int) -> bytes:

@@ -10,17 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
-from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
+from helper.core.json_records import HEX_32, fact, to_json
 from helper.core.share import ShareState
-from helper.observability.queue_snapshot import SOURCE, FailedShares, ShareCounts, Source, enum_name
-from helper.store.action_models import Action
+from helper.observability.queue_snapshot import SOURCE, ShareCounts, Source, enum_name
+from helper.store.action_models import ActionRow
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
-from helper.store.models import (
-    FailureGroup,
-    QueueEntry,
-    ShareDetails,
-    StoredRound,
-)
+from helper.store.models import FailedShares, QueueEntry, ShareDetails, StoredRound, TransactionRow
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 AuthenticationSource = Callable[[bytes], RoundAuthentication]
@@ -28,44 +23,11 @@ AuthenticationSource = Callable[[bytes], RoundAuthentication]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRow:
-    """A share, without its witness."""
-
-    ref: str = fact("Reference of the share, used only by this helper.")
-    round: str = fact("Round id, hex.")
-    state: str = fact("State of the share.")
-    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
-    due: float = fact("Time at which the share is processed next, in Unix seconds.")
-    attempts: int = fact("Number of attempts spent.")
-    crashes: int = fact("Number of prover worker crashes while the share was proven.")
-    stage: str = fact("Stage of the latest event.")
-    note: str = fact("Text of the latest event.")
-    damaged: bool = fact("Whether the row is damaged and quarantined.")
-
-    @classmethod
-    def of(cls, entry: QueueEntry, **more: Any) -> Self:
-        """Create it from an entry of the store, and the other fields of a subclass."""
-        return cls(
-            ref=entry.ref,
-            round=entry.round_id.hex(),
-            state=enum_name(ShareState, entry.state),
-            submit_at=entry.submit_at,
-            due=_seconds(entry.due_ms),
-            attempts=entry.attempts,
-            crashes=entry.crashes,
-            stage=entry.stage,
-            note=entry.note,
-            damaged=entry.damaged,
-            **more,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareList:
     """`queue list`."""
 
     source: Source = fact(SOURCE)
-    shares: Sequence[ShareRow] = fact("Matching shares in order of due time, up to the limit.")
+    shares: Sequence[QueueEntry] = fact("Matching shares in order of due time, up to the limit.")
     failed: Sequence[FailedShares] | None = fact(
         "With --state failed: failures by stage and reason, latest first.", optional=True
     )
@@ -81,22 +43,8 @@ class HistoryRow:
     counted: bool = fact("Whether the event spent an attempt.")
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRow:
-    """A stored transaction."""
-
-    hash: str = fact("Transaction hash, hex.", pattern=TX_HASH)
-    anchor_height: int = fact("Height of the tree root that the proof was made against.")
-    circuit: str = fact("Circuit of the proof.")
-    sends: int = fact("Number of sends started.")
-    first_sent_height: int | None = fact("Chain height at the first send; null before it.")
-    last_sent_height: int | None = fact("Chain height at the latest send; null before the first.")
-    last_endpoint: str | None = fact("Node of the latest send; null before the first.")
-    last_outcome: str | None = fact("Result of the latest send; null if unknown.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareStory(ShareRow):
+class ShareStory(QueueEntry):
     """`queue show`: all details of one share except its witness."""
 
     source: Source = fact(SOURCE)
@@ -163,23 +111,6 @@ class RoundList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionRow:
-    """An operator action."""
-
-    id: int = fact("Sequence number, in order of time.", ge=1)
-    at: float = fact("Start time in Unix seconds.")
-    ended: float | None = fact("End time in Unix seconds; null if the action was interrupted or is in progress.")
-    uid: int = fact("User id, as reported by the kernel.")
-    who: str = fact("User name.")
-    way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
-    what: str = fact("Type of the action, such as `retry`.")
-    wanted: Mapping[str, Any] = fact(
-        "Arguments of the action. `named` is the number of shares given; their references are not recorded."
-    )
-    outcome: Mapping[str, Any] | None = fact("Counters, and the error if there was one.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionList:
     """`queue audit`."""
 
@@ -207,18 +138,17 @@ class RescanState:
 
 
 def list_json(
-    entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailureGroup] | None = None
+    entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailedShares] | None = None
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    groups = None if failed is None else [FailedShares.of(group) for group in failed]
-    return to_json(ShareList(source=source, shares=[ShareRow.of(entry) for entry in entries], failed=groups))
+    return to_json(ShareList(source=source, shares=entries, failed=failed))
 
 
 def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
     """`queue show`."""
     entry = details.entry
-    story = ShareStory.of(
-        entry,
+    story = ShareStory(
+        **asdict(entry),
         source=source,
         received=_seconds(details.received_ms),
         vote_end_time=details.vote_end_time,
@@ -228,7 +158,7 @@ def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, An
         history=[
             HistoryRow(_seconds(event.at_ms), event.stage, event.note, event.spent_attempt) for event in details.history
         ],
-        transaction=_transaction(details),
+        transaction=details.transaction,
     )
     return to_json(story)
 
@@ -250,47 +180,16 @@ def rounds_json(
     return to_json(RoundList(source=source, now=round(now, 3), rounds=rows))
 
 
-def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
+def actions_json(actions: Sequence[ActionRow], *, source: Source) -> dict[str, Any]:
     """`queue audit`: operator actions, the latest first; times in Unix seconds."""
-    rows = [
-        ActionRow(
-            id=action.id,
-            at=_seconds(action.started_ms),
-            ended=None if action.ended_ms is None else _seconds(action.ended_ms),
-            uid=action.actor.uid,
-            who=action.actor.name,
-            way=action.actor.channel,
-            what=action.name,
-            wanted=action.parameters,
-            outcome=action.outcome,
-        )
-        for action in actions
-    ]
-    return to_json(ActionList(source=source, actions=rows))
+    return to_json(ActionList(source=source, actions=actions))
 
 
 def _next_attempt(details: ShareDetails) -> float | None:
     """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
     entry, end = details.entry, details.vote_end_time
-    is_scheduled = entry.state is ShareState.RECEIVED and (end is None or entry.due_ms < end * 1000)
-    return _seconds(entry.due_ms) if is_scheduled else None
-
-
-def _transaction(details: ShareDetails) -> TransactionRow | None:
-    """The share's transaction, None if there is none."""
-    reveal = details.reveal
-    if reveal is None or reveal.tx_hash is None:
-        return None
-    return TransactionRow(
-        reveal.tx_hash.hex().upper(),
-        reveal.anchor_height,
-        reveal.circuit,
-        reveal.sends,
-        reveal.first_sent_height,
-        reveal.last_sent_height,
-        reveal.last_endpoint,
-        reveal.last_outcome,
-    )
+    is_scheduled = entry.state == enum_name(ShareState, ShareState.RECEIVED) and (end is None or entry.due < end)
+    return entry.due if is_scheduled else None
 
 
 def _seconds(milliseconds: int) -> float:

@@ -5,15 +5,15 @@ Plain data, as in `models.py`; no repr contains a witness field.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
+from helper.core.json_records import fact
 from helper.core.share import Share, ShareState
-from helper.store.models import HistoryEntry, PreparedReveal
-
-MOVED: Final = "moved"
-"""Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""
+from helper.store.models import HistoryEntry
+from helper.store.table_rows import RevealRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,65 +31,21 @@ class Actor:
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """An entry of the audit log.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRow:
+    """An operator action."""
 
-    Attributes:
-        id: ascending.
-        actor: the user.
-        started_ms: Unix milliseconds at which it started.
-        name: type of the action, such as "retry".
-        parameters: the parameters, plain JSON values; never a share's reference.
-        ended_ms: Unix milliseconds at which it ended, None if it was interrupted or is running.
-        outcome: the result, plain JSON values; None with `ended_ms`.
-    """
-
-    id: int
-    actor: Actor
-    started_ms: int
-    name: str
-    parameters: dict[str, Any]
-    ended_ms: int | None
-    outcome: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class PurgedFailures:
-    """Number of failed shares in purged rounds, by day, stage and reason. Identifies no share.
-
-    Attributes:
-        day: days since 1970 (UTC) of the purge.
-        stage: the stage in which they failed.
-        reason: why they failed.
-        count: number of shares.
-    """
-
-    day: int
-    stage: str
-    reason: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedReveal:
-    """The exported message of a share that may have been sent.
-
-    Attributes:
-        prepared: the message, its anchor and its circuit.
-        sends: number of sends that were started.
-        first_sent_height: chain height at the first send, None before it.
-        last_sent_height: chain height at the latest send.
-        last_endpoint: name of the endpoint of the latest send.
-        last_outcome: result of the latest send.
-    """
-
-    prepared: PreparedReveal
-    sends: int
-    first_sent_height: int | None
-    last_sent_height: int | None
-    last_endpoint: str | None
-    last_outcome: str | None
+    id: int = fact("Sequence number, in order of time.", ge=1)
+    at: float = fact("Start time in Unix seconds.")
+    ended: float | None = fact("End time in Unix seconds; null if the action was interrupted or is in progress.")
+    uid: int = fact("User id, as reported by the kernel.")
+    who: str = fact("User name.")
+    way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
+    what: str = fact("Type of the action, such as `retry`.")
+    wanted: Mapping[str, Any] = fact(
+        "Arguments of the action. `named` is the number of shares given; their references are not recorded."
+    )
+    outcome: Mapping[str, Any] | None = fact("Counters, and the error if there was one.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +63,7 @@ class ExportedShare:
         stage: stage of its last event.
         note: text of its last event.
         history: its events, oldest first.
-        reveal: its message, if it may have been sent.
+        reveal: its message, if it may have been sent, as `RevealRow.of` returns it.
     """
 
     share: Share
@@ -120,7 +76,7 @@ class ExportedShare:
     stage: str
     note: str
     history: tuple[HistoryEntry, ...] = ()
-    reveal: ExportedReveal | None = field(default=None, repr=False)
+    reveal: RevealRow | None = field(default=None, repr=False)
 
 
 class ImportResult(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from helper.store.action_models import Action, Actor
+from helper.store.action_models import ActionRow, Actor
 from helper.store.table_rows import Row, truncate_text
 from helper.store.transaction import Transaction
 
@@ -38,16 +38,18 @@ def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any]) -> None
     tx.execute("end_action", (tx.now_ms, orjson.dumps(dict(outcome)).decode(), number))
 
 
-def read_action(row: Row) -> Action:
+def read_action(row: Row) -> ActionRow:
     """Return an audit log entry from a row of the query `actions`."""
-    number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
-    return Action(
+    number, uid, who, way, begun_ms, what, wanted, ended_ms, outcome = row
+    return ActionRow(
         id=number,
-        actor=Actor(uid, user, channel),
-        started_ms=started_ms,
-        name=name,
-        parameters=_parse_object(parameters),
-        ended_ms=ended_ms,
+        at=begun_ms / 1000,
+        ended=None if ended_ms is None else ended_ms / 1000,
+        uid=uid,
+        who=who,
+        way=way,
+        what=what,
+        wanted=_parse_object(wanted),
         outcome=None if outcome is None else _parse_object(outcome),
     )
 

@@ -4,7 +4,7 @@ The format is age (https://age-encryption.org/v1), with a passphrase or with rec
 decrypt a backup. Only the restored database itself is ever written unencrypted.
 
 pyrage measures the work factor of a passphrase by stopwatch: on a busy machine it picks any from 14 to 20, and refuses
-files at random. Therefore the encryption with a passphrase is implemented here, with a fixed factor.
+files at random. Therefore files with a passphrase are encrypted, with a fixed factor, and decrypted here.
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ import errno
 import hmac
 import os
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import scrypt
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyrage
+from nacl.bindings import crypto_aead_chacha20poly1305_ietf_decrypt as aead_decrypt
 from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encrypt
+from nacl.bindings import crypto_pwhash_scryptsalsa208sha256_ll as scrypt
+from nacl.exceptions import CryptoError
 
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.process_security import acting_as_owner
 from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
-from helper.store.sqlite.opening import refuse_other_file
+from helper.store.sqlite.opening import DATABASE_HEADER, refuse_other_file
 
 MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
-DATABASE_HEADER: Final = b"SQLite format 3\0"
-"""First bytes of the content of a backup. An export begins with a line of JSON."""
 _PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
-_SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
+_HEADER: Final = re.compile(
+    rb"(%s([A-Za-z0-9+/]{22}) ([1-9][0-9]?)\n([A-Za-z0-9+/]{43})\n---) ([A-Za-z0-9+/]{43})\n"
+    % re.escape(_PASSPHRASE_HEADER)
+)
+"""What the MAC covers, with salt, work factor and encrypted file key; and the MAC."""
+_MAX_HEADER_BYTES: Final = 256
 MAX_WORK_FACTOR: Final = 21
 """Maximum accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
 
@@ -44,12 +49,9 @@ WORK_FACTOR: Final = 18
 """Work factor of a new file, as in the reference implementation of age: 256 MiB, about one second."""
 _SCRYPT_R: Final = 8
 _SCRYPT_LABEL: Final = b"age-encryption.org/v1/scrypt"
+_NONCE_BYTES: Final = 16
 _CHUNK_BYTES: Final = 64 * 1024
 _TAG_BYTES: Final = 16
-_EXCESSIVE_WORK: Final = "Excessive work parameter"
-"""Beginning of pyrage's message if it estimates that decryption would take 16 s or more."""
-_MAX_ESTIMATES: Final = 50
-"""Number of such estimates before a file is refused; each takes 10 to 40 ms."""
 _SIDE_FILES: Final = ("-wal", "-shm")
 
 
@@ -57,21 +59,21 @@ WriteContent = Callable[[BinaryIO], object]
 """Writes the content of a new file."""
 
 
-def encrypt_backup(file: BinaryIO, image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> None:
-    """Write a database image, encrypted with a passphrase, or to recipients (`age1…`) if it is empty.
+def encrypt_backup(file: BinaryIO, content: BinaryIO, *, passphrase: str = "", recipients: Sequence[str] = ()) -> None:
+    """Write the content of a database file, encrypted with a passphrase, or to recipients (`age1…`) if it is empty.
 
     Raises:
         BackupError: the passphrase is too short, or a recipient is invalid.
     """
     if passphrase:
         writer = EncryptedWriter(file, passphrase)
-        for start in range(0, len(image), _CHUNK_BYTES):
-            writer.write(image[start : start + _CHUNK_BYTES])
+        while chunk := content.read(_CHUNK_BYTES):
+            writer.write(chunk)
         writer.finish()
         return
     try:
         keys = [pyrage.x25519.Recipient.from_str(recipient) for recipient in recipients]
-        pyrage.encrypt_io(BytesIO(image), file, keys)
+        pyrage.encrypt_io(content, file, keys)
     except (pyrage.RecipientError, pyrage.EncryptError) as error:
         raise BackupError(f"the backup could not be encrypted to its recipients: {error}") from None
 
@@ -93,21 +95,11 @@ class EncryptedWriter:
     def __init__(self, file: BinaryIO, passphrase: str, *, head_bytes: int = 0) -> None:
         if len(passphrase) < MIN_PASSPHRASE_CHARS:
             raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
-        file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(16)
-        wrap_key = scrypt(
-            passphrase.encode(),
-            salt=_SCRYPT_LABEL + salt,
-            n=1 << WORK_FACTOR,
-            r=_SCRYPT_R,
-            p=1,
-            maxmem=2 << WORK_FACTOR + 10,
-            dklen=32,
-        )
-        wrapped_key = aead_encrypt(file_key, None, bytes(12), wrap_key)
+        file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(_NONCE_BYTES)
+        wrapped_key = aead_encrypt(file_key, None, bytes(12), _derive_wrap_key(passphrase, salt, WORK_FACTOR))
         header = b"%s%s %d\n%s\n---" % (_PASSPHRASE_HEADER, _base64(salt), WORK_FACTOR, _base64(wrapped_key))
-        mac = hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")
         self._file = file
-        self._payload_at = file.write(b"%s %s\n%s" % (header, _base64(mac), nonce))
+        self._payload_at = file.write(b"%s %s\n%s" % (header, _base64(_header_mac(file_key, header)), nonce))
         self._key = _derive_key(file_key, nonce, b"payload")
         self._pending = bytearray(head_bytes)
         self._first_chunk = b""
@@ -135,7 +127,27 @@ class EncryptedWriter:
 
     def _write_chunk(self, number: int, chunk: bytes, *, is_last: bool) -> None:
         self._file.seek(self._payload_at + number * (_CHUNK_BYTES + _TAG_BYTES))
-        self._file.write(aead_encrypt(chunk, None, number.to_bytes(11, "big") + bytes([is_last]), self._key))
+        self._file.write(aead_encrypt(chunk, None, _chunk_nonce(number, is_last=is_last), self._key))
+
+
+def _chunk_nonce(number: int, *, is_last: bool) -> bytes:
+    return number.to_bytes(11, "big") + bytes([is_last])
+
+
+def _derive_wrap_key(passphrase: str, salt: bytes, factor: int) -> bytes:
+    """Derive the key that encrypts the key of a file.
+
+    Raises:
+        BackupError: there is not enough memory.
+    """
+    try:
+        return scrypt(passphrase.encode(), _SCRYPT_LABEL + salt, 1 << factor, _SCRYPT_R, 1, 32, 2 << factor + 10)
+    except CryptoError:
+        raise BackupError(f"not enough memory for the scrypt work factor {factor}: 2^{factor + 10} bytes") from None
+
+
+def _header_mac(file_key: bytes, header: bytes) -> bytes:
+    return hmac.digest(_derive_key(file_key, b"", b"header"), header, "sha256")
 
 
 def _derive_key(secret: bytes, salt: bytes, info: bytes) -> bytes:
@@ -147,6 +159,10 @@ def _base64(data: bytes) -> bytes:
     return b64encode(data).rstrip(b"=")
 
 
+def _from_base64(text: bytes) -> bytes:
+    return b64decode(text + b"==")
+
+
 def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
     """Decrypt a backup with its passphrase or one of the identities (`AGE-SECRET-KEY-1…`).
 
@@ -156,12 +172,10 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
         BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
     _require_header(sealed, "this file")
-    image: bytes
+    if needs_passphrase(sealed):
+        return b"".join(_decrypt_chunks(BytesIO(sealed), passphrase))
     try:
-        if needs_passphrase(sealed):
-            image = _decrypt_with_passphrase(sealed, passphrase)
-        else:
-            image = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(identity) for identity in identities])
+        image: bytes = pyrage.decrypt(sealed, [pyrage.x25519.Identity.from_str(identity) for identity in identities])
     except pyrage.IdentityError as error:
         raise BackupError(f"invalid identity: {error}") from None
     except pyrage.DecryptError as error:
@@ -169,45 +183,46 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
     return image
 
 
-def _decrypt_with_passphrase(sealed: bytes, passphrase: str) -> bytes:
-    factor = _check_work_factor(sealed)
-    for _ in range(_MAX_ESTIMATES):
-        try:
-            image: bytes = pyrage.passphrase.decrypt(sealed, passphrase)
-        except pyrage.DecryptError as error:
-            if not str(error).startswith(_EXCESSIVE_WORK):
-                raise
-        else:
-            return image
-    raise BackupError(
-        f"this machine is too slow or too busy for the file's scrypt work factor of {factor}; the passphrase was not "
-        "checked",
-        advice="Run the command again when the machine is idle, or on a faster machine.",
-    )
-
-
 def needs_passphrase(sealed: bytes) -> bool:
     """Return whether a backup is encrypted with a passphrase, rather than to recipients."""
     return sealed.startswith(_PASSPHRASE_HEADER)
 
 
-def _check_work_factor(sealed: bytes) -> int:
-    """Check and return the scrypt work factor in the header, before decryption spends memory and time on it.
+def _decrypt_chunks(file: BinaryIO, passphrase: str) -> Iterator[bytes]:
+    """Decrypt a file with a passphrase, chunk by chunk. The work factor is checked before it costs memory and time.
 
     Raises:
-        BackupError: the factor is above `MAX_WORK_FACTOR` or cannot be parsed.
+        BackupError: the header is invalid, or its work factor is above `MAX_WORK_FACTOR`.
+        BackupKeyError: the passphrase does not match, or the file is damaged.
     """
-    stanza = _SCRYPT_STANZA.match(sealed)
-    if stanza is None:
+    header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
+    if header is None:
         raise BackupError("the file has an invalid age header: no valid scrypt work factor")
-    factor = int(stanza[1])
+    covered, salt, digits, wrapped_key, mac = header.groups()
+    factor = int(digits)
     if factor > MAX_WORK_FACTOR:
         raise BackupError(
             f"the file's scrypt work factor is {factor}, the maximum is {MAX_WORK_FACTOR}: decrypting it would take "
             f"2^{factor + 10} bytes of memory",
             advice="If you trust the file, decrypt it with age and encrypt it again with a lower work factor.",
         )
-    return factor
+    wrap_key = _derive_wrap_key(passphrase, _from_base64(salt), factor)
+    try:
+        file_key = aead_decrypt(_from_base64(wrapped_key), None, bytes(12), wrap_key)
+        if not hmac.compare_digest(_header_mac(file_key, covered), _from_base64(mac)):
+            raise CryptoError
+        file.seek(header.end())
+        key = _derive_key(file_key, file.read(_NONCE_BYTES), b"payload")
+        chunk, number = file.read(_CHUNK_BYTES + _TAG_BYTES), 0
+        while len(chunk) >= _TAG_BYTES:
+            following = file.read(_CHUNK_BYTES + _TAG_BYTES)
+            yield aead_decrypt(chunk, None, _chunk_nonce(number, is_last=not following), key)
+            if not following:
+                return
+            chunk, number = following, number + 1
+        raise CryptoError  # truncated
+    except CryptoError:
+        raise BackupKeyError("the file could not be decrypted: another passphrase, or it is damaged") from None
 
 
 def read_backup(file: BinaryIO, path: Path) -> bytes:
@@ -261,11 +276,13 @@ def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
 
     Backups and exports look alike without the passphrase, but an export is never encrypted to recipients.
     """
-    sealed = read_backup(file, path)
-    if not needs_passphrase(sealed):
+    head = file.read(len(_PASSPHRASE_HEADER))
+    _require_header(head, str(path))
+    if not needs_passphrase(head):
         return
+    file.seek(0)
     try:
-        is_database = decrypt_backup(sealed, passphrase=passphrase).startswith(DATABASE_HEADER)
+        is_database = next(_decrypt_chunks(file, passphrase)).startswith(DATABASE_HEADER)
     except BackupKeyError:
         is_database = False
     if not is_database:

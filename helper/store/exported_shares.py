@@ -12,11 +12,11 @@ from hmac import compare_digest
 from typing import Final
 
 from helper.core.share import Share, ShareState
-from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
+from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
 from helper.store.messages import restore_message
-from helper.store.models import HistoryEntry
+from helper.store.models import MOVED, HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, requeue_failed
-from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text, with_check
+from helper.store.table_rows import MAX_STAGE_CHARS, ShareRow, share_ref, truncate_text, with_check
 from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
@@ -128,7 +128,14 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> N
     if exported.state is ShareState.FAILED:
         update_row(tx, row, row._replace(state=ShareState.FAILED.value))
     elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, tx.now_ms):
-        restore_message(tx, row, _create_reveal(row.id, exported))
+        reveal = exported.reveal
+        assert reveal is not None
+        reveal = reveal._replace(
+            last_endpoint=_truncate_or_none(reveal.last_endpoint),
+            last_outcome=_truncate_or_none(reveal.last_outcome),
+            decide_height=(reveal.last_sent_height or 0) + 1,
+        )
+        restore_message(tx, row, reveal)
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
@@ -138,27 +145,6 @@ def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
     """
     reveal = exported.reveal
     return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms
-
-
-def _create_reveal(share_id: int, exported: ExportedShare) -> RevealRow:
-    """Return the row of an imported message, without its check."""
-    reveal = exported.reveal
-    assert reveal is not None
-    prepared = reveal.prepared
-    return RevealRow(
-        share_id=share_id,
-        message=prepared.message,
-        tx_hash=prepared.tx_hash,
-        anchor_height=prepared.anchor_height,
-        circuit=prepared.circuit,
-        height=prepared.height,
-        sends=reveal.sends,
-        first_sent_height=reveal.first_sent_height,
-        last_sent_height=reveal.last_sent_height,
-        last_endpoint=_truncate_or_none(reveal.last_endpoint),
-        last_outcome=_truncate_or_none(reveal.last_outcome),
-        decide_height=(reveal.last_sent_height or 0) + 1,
-    )
 
 
 def _truncate_or_none(text: str | None) -> str | None:

@@ -80,7 +80,7 @@ class Keyring:
         """
         key_id = sealed[:KEY_ID_BYTES]
         if key_id in self.missing_keys:
-            raise _missing_key_error()
+            raise missing_key_error()
         key = self._keys.get(key_id)
         if key is None:
             raise DecryptionError
@@ -110,7 +110,7 @@ class Keyring:
             sealed = bytes.fromhex(probe or "")
             key_id = sealed[:KEY_ID_BYTES]
             if sealed and key_id not in self._keys:
-                raise _missing_key_error()
+                raise missing_key_error()
             if self.decrypt(sealed) == _PROBE_TEXT:
                 return key_id
         raise StoreCorrupt("the database is damaged: its key check value failed")
@@ -120,7 +120,8 @@ class Keyring:
         return [_finish(keyed, nullifier) for keyed in self._tags]
 
 
-def _missing_key_error() -> StoreKeyError:
+def missing_key_error() -> StoreKeyError:
+    """Return the error for a row whose key is not in the key file."""
     return StoreKeyError("the database has shares that are encrypted with a key that this host does not have")
 
 

@@ -36,9 +36,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
     if row is None:
         return False
     check_source(row, change)
-    reveal = RevealRow(
-        share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
-    )
+    reveal = RevealRow.of(prepared)._replace(share_id=share_id)
     # Store the message first: the schema does not allow BROADCAST without one.
     tx.execute("add_reveal", with_check(tx.keys.row_check, reveal))
     tx.notify(PREPARED_NOTIFICATION)

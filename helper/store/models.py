@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from helper.core.json_records import TX_HASH, fact
 from helper.core.share import Share, ShareState
 
 MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
+
+MOVED = "moved"
+"""Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""
 
 SpentNullifier = tuple[bytes, bytes]
 """A nullifier that is spent on the chain: (round_id, nullifier), 32 bytes each."""
@@ -225,31 +229,18 @@ class QueueFilter:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A share in an operator's list, without witness, position, nullifier or hash.
+    """A share, without its witness."""
 
-    Attributes:
-        ref: the share's reference.
-        round_id: 32 bytes.
-        state: its state.
-        submit_at: Unix seconds set by the wallet, 0 for immediately.
-        due_ms: Unix milliseconds at which it is processed next.
-        attempts: attempts spent so far.
-        crashes: prover workers that crashed on it.
-        stage: stage of its last event.
-        note: text of its last event.
-        damaged: whether the row was quarantined.
-    """
-
-    ref: str
-    round_id: bytes
-    state: ShareState
-    submit_at: int
-    due_ms: int
-    attempts: int
-    crashes: int
-    stage: str
-    note: str
-    damaged: bool
+    ref: str = fact("Reference of the share, used only by this helper.")
+    round: str = fact("Round id, hex.")
+    state: str = fact("State of the share.")
+    submit_at: int = fact("`submit_at` as set by the wallet, in Unix seconds; 0 means immediately.")
+    due: float = fact("Time at which the share is processed next, in Unix seconds.")
+    attempts: int = fact("Number of attempts spent.")
+    crashes: int = fact("Number of prover worker crashes while the share was proven.")
+    stage: str = fact("Stage of the latest event.")
+    note: str = fact("Text of the latest event.")
+    damaged: bool = fact("Whether the row is damaged and quarantined.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,28 +261,17 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class RevealFacts:
-    """The message of a share for operators, without its bytes.
+class TransactionRow:
+    """A stored transaction."""
 
-    Attributes:
-        tx_hash: 32 bytes, None if the row is damaged.
-        anchor_height: height of the tree root that the proof refers to.
-        circuit: circuit of the proof.
-        sends: number of sends that were started.
-        first_sent_height: chain height at the first send, None before it.
-        last_sent_height: chain height at the latest send.
-        last_endpoint: endpoint of the latest send.
-        last_outcome: result of the latest send.
-    """
-
-    tx_hash: bytes | None
-    anchor_height: int
-    circuit: str
-    sends: int
-    first_sent_height: int | None
-    last_sent_height: int | None
-    last_endpoint: str | None
-    last_outcome: str | None
+    hash: str = fact("Transaction hash, hex.", pattern=TX_HASH)
+    anchor_height: int = fact("Height of the tree root that the proof was made against.")
+    circuit: str = fact("Circuit of the proof.")
+    sends: int = fact("Number of sends started.")
+    first_sent_height: int | None = fact("Chain height at the first send; null before it.")
+    last_sent_height: int | None = fact("Chain height at the latest send; null before the first.")
+    last_endpoint: str | None = fact("Node of the latest send; null before the first.")
+    last_outcome: str | None = fact("Result of the latest send; null if unknown.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +284,7 @@ class ShareDetails:
         vote_end_time: Unix seconds at which voting ends, None if the round is not known.
         history: its events, oldest first; the latest part of a very long history.
         attempts_by_stage: attempts spent, by stage.
-        reveal: its message, if it may have been sent.
+        transaction: its message, if it may have been sent.
     """
 
     entry: QueueEntry
@@ -312,7 +292,7 @@ class ShareDetails:
     vote_end_time: int | None
     history: tuple[HistoryEntry, ...]
     attempts_by_stage: dict[str, int]
-    reveal: RevealFacts | None = None
+    transaction: TransactionRow | None = None
 
 
 MINUTES_AHEAD = 60
@@ -350,38 +330,41 @@ class DueBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryGroup:
-    """Shares of a round that wait for a retry after the same failure, and are due in the same minute.
+class FailedShares:
+    """Shares that failed permanently in the same stage for the same reason."""
 
-    Attributes:
-        round_id: 32 bytes.
-        stage: the stage that failed.
-        note: the reason.
-        minute: minutes until they are due, rounded down.
-        count: number of shares.
-        next_ms: Unix milliseconds of the first retry.
-    """
-
-    round_id: bytes
-    stage: str
-    note: str
-    minute: int
-    count: int
-    next_ms: int
+    stage: str = fact("Stage of the failure.")
+    note: str = fact("Reason of the failure.")
+    count: int = fact("Number of shares.")
+    latest: float = fact("Time of the latest failure in Unix seconds.")
 
 
 @dataclass(frozen=True, slots=True)
-class FailureGroup:
-    """Failed shares with the same stage and reason.
+class PurgedShares:
+    """Shares that had failed when their round was purged."""
+
+    day: int = fact("Start of the day of the purge (UTC) in Unix seconds.")
+    stage: str = fact("Stage of the failure.")
+    reason: str = fact("Reason of the failure.")
+    count: int = fact("Number of shares.")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryingShares:
+    """Shares of a round that wait for a retry after the same failure, and are due in the same minute.
 
     Attributes:
-        at_ms: Unix milliseconds of the latest failure.
-        stage: the stage in which they failed.
-        note: the reason.
+        round: id of the round, hex.
+        stage: the stage that failed.
+        reason: why it failed.
+        minute: minutes until they are due, rounded down.
         count: number of shares.
+        next: Unix seconds of the first retry.
     """
 
-    at_ms: int
+    round: str
     stage: str
-    note: str
+    reason: str
+    minute: int
     count: int
+    next: float

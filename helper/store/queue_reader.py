@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
-from helper.store.action_models import Action, PurgedFailures
+from helper.store.action_models import ActionRow
 from helper.store.audit_log import read_action
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.models import (
@@ -15,14 +15,15 @@ from helper.store.models import (
     DamagedShare,
     DueBucket,
     DueForecast,
-    FailureGroup,
+    FailedShares,
     HistoryEntry,
+    PurgedShares,
     QueueEntry,
     QueueFilter,
-    RetryGroup,
-    RevealFacts,
+    RetryingShares,
     ShareDetails,
     StoredRound,
+    TransactionRow,
 )
 from helper.store.table_rows import (
     ROW_CHECK_KEY,
@@ -38,6 +39,7 @@ from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
 _NO_LIMIT_MS: Final = 2**62
 _MAC_CHARS: Final = 64
+_DAY_SECONDS: Final = 86_400
 _COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, int, str, str)
 """Types of the columns of an entry in an undamaged row."""
 
@@ -79,7 +81,7 @@ async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list
     entries = [to_queue_entry(ListedShare(*row)) for row in await reader.fetch_snapshot(queries)]
     damaged = [DamagedShare(*row[1:]) for row in await reader.fetch("damaged")]
     entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for share in damaged if share == UNREADABLE_SHARE]
-    return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
+    return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
 
 
 def to_query_params(query: QueueFilter) -> dict[str, Column]:
@@ -106,10 +108,10 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
         )
     return QueueEntry(
         ref=share_ref(row.mac),
-        round_id=row.round_id,
-        state=ShareState(row.state),
+        round=row.round_id.hex(),
+        state=ShareState(row.state).name.lower(),
         submit_at=row.submit_at,
-        due_ms=row.due_ms,
+        due=row.due_ms / 1000,
         attempts=row.attempts,
         crashes=row.crashes,
         stage=row.stage,
@@ -119,7 +121,8 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
 
 
 def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
-    return QueueEntry(ref, round_id, state, 0, 0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
+    name = state.name.lower()
+    return QueueEntry(ref, round_id.hex(), name, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
 
 
 def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
@@ -170,16 +173,17 @@ class QueueReader:
         entry = to_queue_entry(share)
         rows = (
             await self._operator_reader.fetch("reveal_facts", (share.id,))
-            if entry.state is ShareState.BROADCAST
+            if share.state == ShareState.BROADCAST
             else []
         )
+        transactions = [TransactionRow(tx_hash.hex().upper(), *facts) for tx_hash, *facts in rows if tx_hash]
         return ShareDetails(
             entry=entry,
             received_ms=share.received_ms,
             vote_end_time=share.vote_end_time,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
-            reveal=RevealFacts(*rows[0]) if rows else None,
+            transaction=transactions[0] if transactions else None,
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:
@@ -202,16 +206,18 @@ class QueueReader:
         """Return the rows that were quarantined because they failed their check."""
         return [DamagedShare(*row[1:]) for row in await self._operator_reader.fetch("damaged")]
 
-    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
+    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailedShares]:
         """Return failed shares that match a filter, grouped by stage and reason, the latest first."""
         if query.state not in {None, ShareState.FAILED}:
             return []
         params: dict[str, Column] = {**to_query_params(query), "round_id": query.round_id, "limit": limit}
-        return [FailureGroup(*row) for row in await self._operator_reader.fetch("failed_groups", params)]
+        rows = await self._operator_reader.fetch("failed_groups", params)
+        return [FailedShares(stage, note, count, at_ms / 1000) for at_ms, stage, note, count in rows]
 
-    async def list_purged_failures(self) -> list[PurgedFailures]:
+    async def list_purged_failures(self) -> list[PurgedShares]:
         """Return failure counts of recently purged rounds by day, stage and reason, the latest day first."""
-        return [PurgedFailures(*row) for row in await self._operator_reader.fetch("purged_failures")]
+        rows = await self._operator_reader.fetch("purged_failures")
+        return [PurgedShares(day * _DAY_SECONDS, *counted) for day, *counted in rows]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
         """Return the due times of the pending shares by round; rounds without pending shares are omitted.
@@ -231,13 +237,17 @@ class QueueReader:
                 forecasts[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return forecasts
 
-    async def list_retries(self, *, now: float) -> list[RetryGroup]:
+    async def list_retries(self, *, now: float) -> list[RetryingShares]:
         """Return the shares that wait for a retry, grouped by round, failure and minute.
 
         Args:
             now: Unix seconds.
         """
-        return [RetryGroup(*row) for row in await self._operator_reader.fetch("retries", {"now_ms": int(now * 1000)})]
+        rows = await self._operator_reader.fetch("retries", {"now_ms": int(now * 1000)})
+        return [
+            RetryingShares(round_id.hex(), stage, note, minute, count, next_ms / 1000)
+            for round_id, stage, note, minute, count, next_ms in rows
+        ]
 
     async def count_ready(self, *, now: float) -> dict[bytes, int]:
         """Return the number of waiting shares that are due, by round.
@@ -286,6 +296,6 @@ class QueueReader:
         """Return which blocks are read, None before the first start."""
         return parse_ledger(read_meta_value(await self._operator_reader.fetch("get_meta", (LEDGER_KEY,))))
 
-    async def list_actions(self, *, limit: int) -> list[Action]:
+    async def list_actions(self, *, limit: int) -> list[ActionRow]:
         """Return the latest operator actions of the audit log, newest first."""
         return [read_action(row) for row in await self._operator_reader.fetch("actions", (limit,))]

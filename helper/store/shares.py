@@ -9,10 +9,9 @@ from typing import Final
 
 from helper.core.dispatch_order import due_ms, rank
 from helper.core.share import Share, ShareState
-from helper.store.action_models import MOVED
 from helper.store.blocks import delete_share
 from helper.store.messages import restore_message
-from helper.store.models import EnqueueResult, QueuedShare, QueueFilter
+from helper.store.models import MOVED, EnqueueResult, QueuedShare, QueueFilter
 from helper.store.rounds import is_marked_closed
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness, is_sound
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction

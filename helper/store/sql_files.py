@@ -15,16 +15,12 @@ from importlib import resources
 from itertools import repeat
 from typing import Final, get_type_hints
 
+from helper.errors import StoreForeign
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS
 from helper.store.table_rows import RoundRow, ShareRow
 
 FIRST_VERSION: Final = 12
 """Schema version after the first migration. Lower ones were layouts of versions before the first release."""
-UPGRADE_BY_EXPORT: Final = (
-    "Export its queue with the version that wrote it (`svote-helper queue export --move`), and import it into a new "
-    "database."
-)
-"""Advice about a schema below `FIRST_VERSION`."""
 _NAME_PREFIX = "-- name: "
 _NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
 _ARRAY_TYPES = {int: "bigint[]", int | None: "bigint[]", bytes: "bytea[]", str: "text[]"}
@@ -59,6 +55,36 @@ def postgres_statements() -> Mapping[str, bytes]:
     shared = {name: to_postgres(sql) for name, sql in read_statements("helper.store").items()}
     own = {name: sql.encode() for name, sql in read_statements("helper.store.postgres").items()}
     return shared | own
+
+
+def check_version(version: int, latest: int, name: str, *, upgrade: str = "") -> None:
+    """Refuse a schema that this version of the helper cannot use.
+
+    Args:
+        version: the schema's version; 0 for one without tables.
+        latest: that of this helper.
+        name: name of the database in messages.
+        upgrade: how to upgrade the schema, to refuse one that must be upgraded first.
+
+    Raises:
+        StoreForeign: it is from before the first release or newer than this helper, or must be upgraded.
+    """
+    if 0 < version < FIRST_VERSION:
+        raise StoreForeign(
+            f"{name} was written before the first release (schema {version})",
+            advice="Export its queue with the version that wrote it (`svote-helper queue export --move`), and import "
+            "it into a new database.",
+        )
+    if version > latest:
+        raise StoreForeign(
+            f"{name} was written by a newer version (schema {version}, supported {latest})",
+            advice="Use the version that wrote it, or a newer one. If no newer version ever ran, the database is "
+            "damaged: restore the newest backup.",
+        )
+    if upgrade and version < latest:
+        raise StoreForeign(
+            f"{name} was written by an older version (schema {version}, supported {latest})", advice=upgrade
+        )
 
 
 def to_postgres(sql: str) -> bytes:

@@ -14,8 +14,7 @@ import orjson
 from helper.core.share import SHARE_FIELDS, Share, ShareState
 from helper.core.text_forms import clean_text, format_time
 from helper.errors import StoreCorrupt, StoreError, StoreMoved
-from helper.store.action_models import MOVED
-from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
+from helper.store.models import MOVED, DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
 Row = tuple[Any, ...]
@@ -219,6 +218,12 @@ class RevealRow(NamedTuple):
     last_outcome: str | None = None
     decide_height: int = 0
     row_check: bytes = b""
+
+    @classmethod
+    def of(cls, prepared: PreparedReveal, *sends: Any) -> RevealRow:
+        """Return the row of a message and its sends, before it has a share and a check."""
+        message = prepared
+        return cls(0, message.message, message.tx_hash, message.anchor_height, message.circuit, message.height, *sends)
 
     @property
     def prepared(self) -> PreparedReveal:

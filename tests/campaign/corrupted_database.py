@@ -228,7 +228,7 @@ async def _process_due(result: RunResult, env: StoreEnvironment, now: float = SO
 async def _read_operator_views(result: RunResult, env: StoreEnvironment) -> None:
     entries = await result.run_step("list", env.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
     result.listed = [entry.ref for entry in entries]
-    result.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
+    result.failed = {entry.ref for entry in entries if entry.state == "failed"}
     for entry in entries:
         await result.run_step("show", env.store.get_share_details(entry.ref))
     counts = await result.run_step("counts", env.store.count_shares())

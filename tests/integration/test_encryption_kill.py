@@ -14,7 +14,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.store.db_copy.file_encryption import rewrite_file
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
-from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.snapshot import read_contents
 from helper.store.sqlite.store import SqliteStore
 from tests.campaign.syscalls import is_strace_installed, kill_command, kill_points, read_calls, trace_command
 from tests.support.clock import FakeClock
@@ -42,9 +42,9 @@ def run(command: str, path: Path, key_file: Path, prefix: Sequence[str]) -> subp
 
 def read_shares(path: Path) -> tuple[bool, list[object]]:
     """Whether the file is encrypted, and all its shares."""
-    snapshot = take_snapshot(path, FakeClock(), ENCRYPTION)
-    assert snapshot.contents.damaged == 0
-    return snapshot.contents.encrypted, list(select_shares(path, encryption=ENCRYPTION).shares)
+    contents = read_contents(path, FakeClock(), ENCRYPTION)
+    assert contents.damaged == 0
+    return contents.encrypted, list(select_shares(path, encryption=ENCRYPTION).shares)
 
 
 async def open_and_close(path: Path, encryption: RowEncryption) -> None:

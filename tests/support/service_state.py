@@ -12,7 +12,7 @@ from helper.chain.chain_data import Round
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import QueueSnapshot, read_snapshot
 from helper.observability.service_state import ServiceState
-from helper.store.models import DueForecast, FailureGroup
+from helper.store.models import DueForecast, FailedShares
 from helper.store.queue_reader import QueueReader
 
 _SERVICE_STATE = TypeAdapter(ServiceState)
@@ -27,7 +27,7 @@ async def snapshot_of(
     rounds: Sequence[Round] = (),
     counts: Mapping[bytes, Mapping[ShareState, int]] | None = None,
     due_ahead: Mapping[bytes, DueForecast] | None = None,
-    failures: Sequence[FailureGroup] = (),
+    failures: Sequence[FailedShares] = (),
     *,
     now: float = 1000.0,
 ) -> QueueSnapshot:
@@ -36,4 +36,5 @@ async def snapshot_of(
     queue.count_shares.return_value = counts or {}
     queue.count_due_ahead.return_value = due_ahead or {}
     queue.list_matching_failures.return_value = failures
+    queue.list_purged_failures.return_value = ()
     return await read_snapshot(queue, rounds, now=now, max_failures=9)

@@ -60,19 +60,16 @@ class CopyEndpoint(ABC):
     """Source or target of a copy. Its methods block.
 
     Every method may raise StoreError; a write that raises has changed nothing.
+
+    Attributes:
+        label: name for messages, without a password.
+        cli_value: value for `--from` and `--to`.
     """
 
+    label: str
+    cli_value: str
+
     # ------------------------------------------------------------------ implemented per database
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """Name for messages, without a password."""
-
-    @property
-    def cli_value(self) -> str:
-        """Value for `--from` and `--to`."""
-        return self.label
 
     @property
     @abstractmethod

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from helper.core.share import ShareState
-from helper.store.action_models import ExportedReveal, ExportedShare, RowVersion
+from helper.store.action_models import ExportedShare, RowVersion
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.tables import SHARES, LiveShare
 from helper.store.models import HistoryEntry, QueueFilter
@@ -62,7 +62,9 @@ class ExportedQueue:
 
     def _export_share(self, live: LiveShare) -> ExportedShare:
         row, state = live.share, ShareState(live.share.state)
-        reveal = self._export_reveal(live) if state is ShareState.BROADCAST else None
+        reveal = live.reveal if state is ShareState.BROADCAST else None
+        if reveal is not None and not is_sound(self._row_key, reveal):
+            reveal = None
         if reveal is None and state in {ShareState.BROADCAST, ShareState.WITNESSED}:
             state = ShareState.RECEIVED  # without a message, the importing machine proves it again
         return ExportedShare(
@@ -78,19 +80,5 @@ class ExportedQueue:
             history=tuple(
                 HistoryEntry(at_ms, stage, note, bool(counted)) for _, at_ms, stage, note, counted in live.history
             ),
-            reveal=reveal,
-        )
-
-    def _export_reveal(self, live: LiveShare) -> ExportedReveal | None:
-        """Return the message of a share, None if it is damaged."""
-        row = live.reveal
-        if row is None or not is_sound(self._row_key, row):
-            return None
-        return ExportedReveal(
-            prepared=row.prepared,
-            sends=row.sends,
-            first_sent_height=row.first_sent_height,
-            last_sent_height=row.last_sent_height,
-            last_endpoint=row.last_endpoint,
-            last_outcome=row.last_outcome,
+            reveal=None if reveal is None else reveal._replace(share_id=0, decide_height=0, row_check=b""),
         )

@@ -89,6 +89,6 @@ def _create_postgres_endpoint(config: Config, address: str) -> CopyEndpoint:
         raise UsageError("a shared database needs a key file: --key-file or [store] key_file")
     host = f"move from {get_host_name(config)}"[:_MAX_NAME]
     connection_settings = create_connection_settings(
-        address, schema=settings.schema_name, host=host, idle_transaction_seconds=_IDLE_SECONDS
+        address, schema=settings.schema_name, host=host, idle_seconds=_IDLE_SECONDS
     )
     return PostgresEndpoint(connection_settings, read_keyring(Path(settings.key_file)))

@@ -6,27 +6,24 @@ before or complete. Afterwards the old values are erased from the files like the
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCopyDiffers, StoreKeyError
-from helper.store.db_copy.endpoint import load_copy_statements
-from helper.store.db_copy.tables import LiveShare, live_shares, select_sound
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.db_copy.tables import SHARES, LiveShare, select_sound
 from helper.store.models import DamagedShare
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
-from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.errors import translate
+from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.file_keys import record_keys
-from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID
 from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, is_sound
 
-_PAGE_ROWS: Final = 500
 ERASE_SECONDS: Final = 10.0
 """Seconds to wait for readers of the file, which block the erasure of old values."""
 _RETRY_SECONDS: Final = 0.05
@@ -62,20 +59,18 @@ def rewrite_file(path: Path, clock: Clock, encryption: RowEncryption, *, encrypt
         StoreKeyError: the file is encrypted with another key, or is to be decrypted and is not encrypted.
         StoreError: it failed; the file is unchanged.
     """
-    opened = open_database(path, clock, marked=True, encryption=encryption, allow_unencrypted=True)
-    try:
-        if not encrypt and not opened.tx.encryption.is_encrypted:
+    with closing(SqliteEndpoint(path, clock, encryption)) as endpoint:
+        endpoint.lock_exclusive()
+        if not encrypt and not endpoint.encryption.is_encrypted:
             raise StoreKeyError(f"{path} is not encrypted", advice="Nothing was changed.")
-        result = _rewrite(opened, encryption if encrypt else UNENCRYPTED)
-        result.is_erased = _erase(opened, clock)
-    finally:
-        opened.close()
+        with endpoint.write_transaction():
+            result = _rewrite(endpoint, encryption if encrypt else UNENCRYPTED)
+        result.is_erased = _erase(endpoint.opened.eraser, clock)
     return result
 
 
-def _erase(opened: OpenedDatabase, clock: Clock) -> bool:
+def _erase(eraser: Eraser, clock: Clock) -> bool:
     """Erase the old values. Returns False if a reader or the disk prevents it for `ERASE_SECONDS`."""
-    eraser = opened.eraser
     eraser.record_deletion()
     deadline = clock.monotonic() + ERASE_SECONDS
     eraser.run_due(idle=True)
@@ -88,46 +83,36 @@ def _erase(opened: OpenedDatabase, clock: Clock) -> bool:
 # ---------------------------------------------------------------------- the transaction
 
 
-def _rewrite(opened: OpenedDatabase, target: RowEncryption) -> RewriteResult:
-    conn, source, row_key = opened.tx.conn, opened.tx.encryption, opened.tx.keys.row_check
-    try:
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            # SQLite refuses to delete or change a damaged row whose values are not in the indexes.
-            conn.execute("REINDEX shares")
-            for name in ("drop_lost_reveals", "drop_lost_history"):
-                conn.execute(load_copy_statements()[name])
-            _rewrite_round_keys(conn, source, target)
-            result = _rewrite_shares(conn, source, target, row_key)
-            _complete_file(conn, target)
-            _verify(conn, target, row_key, result)
-            conn.execute("COMMIT")
-        except BaseException:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
-            raise
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate(error) from error
+def _rewrite(endpoint: SqliteEndpoint, target: RowEncryption) -> RewriteResult:
+    conn, row_key = endpoint.opened.tx.conn, endpoint.opened.tx.keys.row_check
+    # SQLite refuses to delete or change a damaged row whose values are not in the indexes.
+    conn.execute("REINDEX shares")
+    for name in ("drop_lost_reveals", "drop_lost_history"):
+        endpoint.execute_many(name, [()])
+    keys = [target.encrypt_round_key(row)._asdict() for row in endpoint.fetch_all("round_keys")]
+    conn.executemany("UPDATE round_keys SET mac_key = :mac_key WHERE no = :no", keys)
+    result = _rewrite_shares(endpoint, target, row_key)
+    endpoint.end_copy()
+    endpoint.encryption = target
+    application_id = ENCRYPTED_APPLICATION_ID if target.is_encrypted else APPLICATION_ID
+    conn.execute(f"PRAGMA application_id = {application_id}")
+    if target.keyring is not None:
+        record_keys(conn, target.keyring, only_first=True)
+    else:
+        conn.execute("DELETE FROM meta WHERE key IN (?, ?)", (KEY_CHECK, KEYS_IN_USE))
+    _verify(endpoint, row_key, result)
     return result
 
 
-def _rewrite_round_keys(conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption) -> None:
-    stored = conn.execute(sqlite_statements()["round_keys"]).fetchall()
-    rows = [target.encrypt_round_key(row) for row in source.decrypt_rows("round_keys", stored)]
-    conn.executemany("UPDATE round_keys SET mac_key = :mac_key WHERE no = :no", [row._asdict() for row in rows])
-
-
-def _rewrite_shares(
-    conn: sqlite3.Connection, source: RowEncryption, target: RowEncryption, row_key: bytes
-) -> RewriteResult:
+def _rewrite_shares(endpoint: SqliteEndpoint, target: RowEncryption, row_key: bytes) -> RewriteResult:
     """Rewrite the shares and their messages, and delete the damaged ones."""
-    aside = {row[0]: DamagedShare(*row[1:]) for row in conn.execute(sqlite_statements()["damaged"])}
+    conn, aside = endpoint.opened.tx.conn, endpoint.read_quarantined()
     result = RewriteResult()
-    for live in _read_shares(conn, source):
+    for live in _read_shares(endpoint):
         sound = None if live.id in aside else select_sound(live, row_key)
         if sound is None:
             result.damaged.append(aside.get(live.id) or live.share.to_damaged_share())
-            conn.execute(sqlite_statements()["delete_share"], (live.id,))
+            endpoint.execute_many("delete_share", [(live.id,)])
             continue
         result.live += 1
         columns = dict(zip(SHARE_COLUMNS, target.encrypt_share(sound.share), strict=True))
@@ -136,38 +121,23 @@ def _rewrite_shares(
             columns = dict(zip(REVEAL_COLUMNS, target.encrypt_reveal(sound.reveal), strict=True))
             conn.execute("UPDATE reveals SET message = :message WHERE share_id = :share_id", columns)
         elif live.reveal is not None:
-            conn.execute(sqlite_statements()["drop_reveal"], (live.id,))
+            endpoint.execute_many("drop_reveal", [(live.id,)])
     return result
 
 
-def _read_shares(conn: sqlite3.Connection, source: RowEncryption) -> Iterator[LiveShare]:
-    """Yield the shares with their messages, without their histories, in pages that are read before they change."""
-    statements, last = load_copy_statements(), 0
-    while rows := conn.execute(statements["page_shares"], {"after": last, "limit": _PAGE_ROWS}).fetchall():
-        last = rows[-1][1]
-        yield from live_shares(source.decrypt_rows("page_shares", rows), ())
+def _read_shares(endpoint: SqliteEndpoint) -> Iterator[LiveShare]:
+    for page in endpoint.read_pages(SHARES):
+        yield from (LiveShare(*row) for row in page)
 
 
-def _complete_file(conn: sqlite3.Connection, target: RowEncryption) -> None:
-    """Recount the shares, and record how the file is encrypted."""
-    for name in ("drop_all_aside", "drop_counters", "count_shares_sqlite"):
-        conn.execute(load_copy_statements()[name])
-    application_id = ENCRYPTED_APPLICATION_ID if target.is_encrypted else APPLICATION_ID
-    conn.execute(f"PRAGMA application_id = {application_id}")
-    if target.keyring is not None:
-        record_keys(conn, target.keyring, only_first=True)
-    else:
-        conn.execute("DELETE FROM meta WHERE key IN (?, ?)", (KEY_CHECK, KEYS_IN_USE))
-
-
-def _verify(conn: sqlite3.Connection, target: RowEncryption, row_key: bytes, result: RewriteResult) -> None:
+def _verify(endpoint: SqliteEndpoint, row_key: bytes, result: RewriteResult) -> None:
     """Read all rewritten rows and check them.
 
     Raises:
         StoreCopyDiffers: a row cannot be read as it was.
     """
-    live = sum(select_sound(share, row_key) == share for share in _read_shares(conn, target))
-    ((stored,),) = conn.execute("SELECT count(*) FROM shares").fetchall()
-    keys = target.decrypt_rows("round_keys", conn.execute(sqlite_statements()["round_keys"]).fetchall())
+    live = sum(select_sound(share, row_key) == share for share in _read_shares(endpoint))
+    ((stored,),) = endpoint.opened.tx.conn.execute("SELECT count(*) FROM shares").fetchall()
+    keys = endpoint.fetch_all("round_keys")
     if not live == stored == result.live or not all(is_sound(row_key, row) for row in keys):
         raise StoreCopyDiffers("rewritten rows differ from the original ones")

@@ -12,7 +12,7 @@ import psycopg
 from helper.errors import StoreLocked
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.keyring import Keyring
-from helper.store.postgres.connection import ConnectionSettings, translate
+from helper.store.postgres.connection import ConnectionSettings, translating
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.transaction import require_confirmed_commit
 from helper.store.row_encryption import RowEncryption
@@ -41,22 +41,14 @@ class PostgresEndpoint(CopyEndpoint):
         self._encryption = RowEncryption(keyring)
         self._conn: psycopg.Connection[Row] | None = None
         self._is_locked = False
-
-    @property
-    def label(self) -> str:
-        """The URL without a password, and the schema."""
-        return f"{self._settings.to_display_text()}, schema {self._settings.schema}"
-
-    @property
-    def cli_value(self) -> str:
-        """The URL without a password."""
-        return self._settings.to_display_text()
+        self.cli_value = settings.to_display_text()
+        self.label = f"{self.cli_value}, schema {settings.schema}"
 
     @property
     def config_text(self) -> str:
         """The configuration of a host."""
         return (
-            f'[store] url = "{self._settings.to_display_text()}" (complete the URL), '
+            f'[store] url = "{self.cli_value}" (complete the URL), '
             f'schema_name = "{self._settings.schema}", key_file, on every host'
         )
 
@@ -65,7 +57,7 @@ class PostgresEndpoint(CopyEndpoint):
         if self._conn is not None:
             return
         try:
-            with _translate_errors():
+            with translating():
                 self._conn = connect(self._settings)
                 require_ready(self._conn, self._settings, self._keyring)
         except BaseException:
@@ -76,7 +68,7 @@ class PostgresEndpoint(CopyEndpoint):
         """Acquire the exclusive lock, and create or upgrade the schema."""
         if self._is_locked:
             return
-        with _translate_errors():
+        with translating():
             if self._conn is None:
                 self._conn = connect(self._settings)
             parameters = (self._settings.schema,)
@@ -109,7 +101,7 @@ class PostgresEndpoint(CopyEndpoint):
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a query, decrypted."""
-        with _translate_errors():
+        with translating():
             rows = self._connection.execute(_statement(name), params).fetchall()
         return self._encryption.decrypt_rows(name, rows)
 
@@ -121,7 +113,7 @@ class PostgresEndpoint(CopyEndpoint):
     @contextmanager
     def write_transaction(self) -> Iterator[None]:
         """Open a write transaction."""
-        with _translate_errors(), require_confirmed_commit(self._connection), self._connection.transaction():
+        with translating(), require_confirmed_commit(self._connection), self._connection.transaction():
             yield
 
     def end_copy(self) -> None:
@@ -135,11 +127,3 @@ class PostgresEndpoint(CopyEndpoint):
 def _statement(name: str) -> bytes:
     own = load_copy_statements().get(name)
     return postgres_statements()[name] if own is None else to_postgres(own)
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        raise translate(error) from error

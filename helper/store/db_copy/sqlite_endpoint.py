@@ -17,7 +17,7 @@ from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.errors import translate, translate_opening
+from helper.store.sqlite.errors import translating
 from helper.store.sqlite.file_keys import open_encryption
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.reader import connect_read_only
@@ -38,26 +38,25 @@ class SqliteEndpoint(CopyEndpoint):
         path: the file.
         clock: measures how long erasure is overdue.
         encryption: made from the key file. With a key, a new file is encrypted; an existing file stays as it is.
+
+    Attributes:
+        encryption: that of the file.
     """
 
     def __init__(self, path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> None:
         self._path = path
         self._clock = clock
         self._configured = encryption
-        self._encryption = UNENCRYPTED
+        self.encryption = UNENCRYPTED
         self._conn: sqlite3.Connection | None = None
         self._opened: OpenedDatabase | None = None
         self._deleted = False
-
-    @property
-    def label(self) -> str:
-        """The absolute path."""
-        return os.path.realpath(self._path)
+        self.label = self.cli_value = os.path.realpath(path)
 
     @property
     def config_text(self) -> str:
         """The configuration of a single host."""
-        keys = "[store] key_file and no url" if self._encryption.is_encrypted else "no [store] url and key_file"
+        keys = "[store] key_file and no url" if self.encryption.is_encrypted else "no [store] url and key_file"
         return f'[helper] db_path = "{self.label}", and {keys}'
 
     def connect_read_only(self) -> None:
@@ -70,16 +69,14 @@ class SqliteEndpoint(CopyEndpoint):
             self._connect()
 
     def _connect(self) -> None:
-        try:
+        with translating(str(self._path)):
             conn = connect_read_only(self._path)
             try:
                 read_identity(conn).check(str(self._path), latest_only=True)
-                self._encryption = open_encryption(conn, self._configured, str(self._path))
+                self.encryption = open_encryption(conn, self._configured, str(self._path))
             except BaseException:
                 conn.close()
                 raise
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise translate_opening(error, str(self._path)) from error
         self._use_connection(conn)
 
     def lock_exclusive(self) -> None:
@@ -91,7 +88,7 @@ class SqliteEndpoint(CopyEndpoint):
             self._opened = open_database(
                 self._path, self._clock, marked=True, encryption=self._configured, allow_unencrypted=True
             )
-            self._encryption = self._opened.tx.encryption
+            self.encryption = self._opened.tx.encryption
         self._use_connection(self._opened.tx.conn)
 
     def _use_connection(self, conn: sqlite3.Connection) -> None:
@@ -106,7 +103,7 @@ class SqliteEndpoint(CopyEndpoint):
         with acting_as_owner(self._path):
             if self._opened is not None:
                 opened, self._opened, self._conn = self._opened, None, None
-                with _translate_errors():
+                with translating():
                     opened.close()
             self._disconnect()
 
@@ -118,22 +115,28 @@ class SqliteEndpoint(CopyEndpoint):
     # ------------------------------------------------------------------ statements
 
     @property
+    def opened(self) -> OpenedDatabase:
+        """The open database, while it is locked."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
     def _connection(self) -> sqlite3.Connection:
         assert self._conn is not None
         return self._conn
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a query. Texts without a row check lose characters that PostgreSQL rejects."""
-        with _translate_errors():
+        with translating():
             rows = self._connection.execute(self._statement(name), params).fetchall()
-        rows = self._encryption.decrypt_rows(name, rows)
+        rows = self.encryption.decrypt_rows(name, rows)
         if name.startswith("page_") and name != "page_shares":
             return [replace_nul_in_row(row) for row in rows]
         return rows
 
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row."""
-        params = [self._encryption.encrypt_params(name, row) for row in rows]
+        params = [self.encryption.encrypt_params(name, row) for row in rows]
         changed = self._connection.executemany(self._statement(name), params).rowcount
         self._deleted = self._deleted or (name.startswith(_DELETE_PREFIX) and changed > 0)
 
@@ -143,8 +146,7 @@ class SqliteEndpoint(CopyEndpoint):
     @contextmanager
     def write_transaction(self) -> Iterator[None]:
         """Open a write transaction. After the commit, checkpoint the WAL and erase deleted data if due."""
-        assert self._opened is not None
-        with _translate_errors():
+        with translating():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -155,19 +157,11 @@ class SqliteEndpoint(CopyEndpoint):
                 raise
             if self._deleted:
                 self._deleted = False
-                self._opened.eraser.record_deletion()
+                self.opened.eraser.record_deletion()
             with acting_as_owner(self._path):  # this opens the WAL file
-                self._opened.eraser.run_due(idle=False)
+                self.opened.eraser.run_due(idle=False)
 
     def end_copy(self) -> None:
         """Recount shares."""
         for name in ("drop_all_aside", "drop_counters", "count_shares_sqlite"):
             self._connection.execute(self._statement(name))
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate(error) from error

@@ -10,6 +10,8 @@ import re
 import socket
 import ssl
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -206,6 +208,15 @@ def translate(error: BaseException) -> BaseException:
     return StoreError(f"database error: {_server_message(error)} ({state})", advice="Check the log of the server.")
 
 
+@contextmanager
+def translating() -> Iterator[None]:
+    """Raise the `StoreError` for an error of PostgreSQL in the block."""
+    try:
+        yield
+    except (psycopg.Error, PoolTimeout) as error:
+        raise translate(error) from error
+
+
 def _server_message(error: psycopg.Error) -> str:
     """Return the primary message only, because the details quote rows."""
     return error.diag.message_primary or type(error).__name__
@@ -317,7 +328,7 @@ class ConnectionSettings:
 
 
 def create_connection_settings(
-    address: str, *, schema: str, host: str, idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
+    address: str, *, schema: str, host: str, idle_seconds: float = IDLE_TRANSACTION_SECONDS, proves: bool = False
 ) -> ConnectionSettings:
     """Check a database URL and complete it.
 
@@ -325,7 +336,8 @@ def create_connection_settings(
         address: `postgresql://user@host/database?…` or a libpq `key=value` string.
         schema: lower-case letters, digits and _.
         host: name of this host, up to 63 printable characters.
-        idle_transaction_seconds: seconds after which the server ends an idle transaction.
+        idle_seconds: seconds after which the server ends an idle transaction.
+        proves: whether this host proves shares.
 
     Raises:
         StoreError: the URL is invalid, or uses a network without verified TLS.
@@ -364,7 +376,8 @@ def create_connection_settings(
         make_conninfo("", **{name: str(value) for name, value in params.items() if value is not None}),
         schema,
         host,
-        idle_transaction_seconds,
+        idle_seconds,
+        proves,
     )
 
 

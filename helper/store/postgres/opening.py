@@ -17,12 +17,11 @@ from helper.errors import (
     StoreDisplaced,
     StoreError,
     StoreForeign,
-    StoreKeyError,
     StoreLocked,
     StoreRefused,
     StoreUnreachable,
 )
-from helper.store.keyring import Keyring
+from helper.store.keyring import Keyring, missing_key_error
 from helper.store.postgres.connection import (
     CERTIFICATE_REFUSED,
     CONNECT_SECONDS,
@@ -31,8 +30,9 @@ from helper.store.postgres.connection import (
     ConnectionSettings,
     read_server_certificates,
     translate,
+    translating,
 )
-from helper.store.sql_files import FIRST_VERSION, UPGRADE_BY_EXPORT, postgres_statements, read_migrations
+from helper.store.sql_files import FIRST_VERSION, check_version, postgres_statements, read_migrations
 from helper.store.table_rows import (
     KEY_CHECK,
     KEYS_IN_USE,
@@ -149,13 +149,10 @@ def check_connection(settings: ConnectionSettings) -> float | None:
     Raises:
         StoreError: as `connect`, or no server could be reached.
     """
-    try:
-        with closing(connect(settings)) as conn:
-            if require_privileges(conn, settings):
-                _read_version(conn, settings)
-                refuse_moved(conn, settings)
-    except psycopg.Error as error:
-        raise translate(error) from error
+    with translating(), closing(connect(settings)) as conn:
+        if require_privileges(conn, settings):
+            _read_version(conn, settings)
+            refuse_moved(conn, settings)
     certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
     return min((server.expires_at for server in certificates if server.expires_at is not None), default=None)
 
@@ -307,12 +304,7 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
     exists = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
     if exists != (True,):
         raise NotFound(f"the schema {settings.schema} has no queue", advice="Check [store] url and schema_name.")
-    version = _read_version(conn, settings)
-    if version < _latest_version():
-        raise StoreForeign(
-            f"the schema {settings.schema} was written by an older version ({version}, supported {_latest_version()})",
-            advice="Upgrade all hosts to this version first.",
-        )
+    _read_version(conn, settings, upgrade="Upgrade all hosts to this version first.")
     key_check, in_use = (
         conn.execute(postgres_statements()["get_meta"], (key,)).fetchall() for key in (KEY_CHECK, KEYS_IN_USE)
     )
@@ -343,9 +335,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyr
         keyring.missing_keys = _record_keys(conn, keyring)
         for key in keyring.missing_keys:
             if conn.execute(postgres_statements()["uses_key"], {"id": key}).fetchone() == (True,):
-                raise StoreKeyError(
-                    "the database has shares that are encrypted with a key that this host does not have"
-                )
+                raise missing_key_error()
     return keys
 
 
@@ -374,19 +364,10 @@ def _latest_version() -> int:
     return FIRST_VERSION - 1 + len(migrations())
 
 
-def _read_version(conn: Connection, link: ConnectionSettings) -> int:
-    """Return the version of the schema, 0 for a new one; refuse a newer one, and one from before the first release."""
+def _read_version(conn: Connection, settings: ConnectionSettings, *, upgrade: str = "") -> int:
+    """Return the version of the schema, 0 for a new one; see `check_version`."""
     ((version,),) = conn.execute("SELECT version FROM schema_version").fetchall()
-    if 0 < version < FIRST_VERSION:
-        raise StoreForeign(
-            f"the schema {link.schema} was written before the first release (schema {version})",
-            advice=UPGRADE_BY_EXPORT,
-        )
-    if version > _latest_version():
-        raise StoreForeign(
-            f"the schema {link.schema} was written by a newer version ({version}, supported {_latest_version()})",
-            advice="Use the version that wrote it, or a newer one.",
-        )
+    check_version(version, _latest_version(), f"the schema {settings.schema}", upgrade=upgrade)
     return int(version)
 
 

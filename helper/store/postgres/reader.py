@@ -19,7 +19,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from helper.core.log_limits import LoggedProblem
 from helper.errors import StoreError, StoreUnreachable
-from helper.store.postgres.connection import CONNECTIONS_ADVICE, ConnectionSettings, is_connection_lost, translate
+from helper.store.postgres.connection import CONNECTIONS_ADVICE, ConnectionSettings, is_connection_lost, translating
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements
 from helper.store.table_rows import Row
@@ -107,17 +107,14 @@ class PostgresReader:
         """Return the rows of each statement; several statements run in one transaction."""
         if self._pool is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
-        try:
-            with _restore_cancellation():
-                for _ in range(CONNECTIONS):  # all idle connections are lost if the server was restarted
-                    try:
-                        return await _run_all(self._pool, statements)
-                    except psycopg.Error as error:
-                        if isinstance(error, PoolTimeout) or not is_connection_lost(error):
-                            raise
-                return await _run_all(self._pool, statements)
-        except (psycopg.Error, PoolTimeout) as error:
-            raise translate(error) from error
+        with translating(), _restore_cancellation():
+            for _ in range(CONNECTIONS):  # all idle connections are lost if the server was restarted
+                try:
+                    return await _run_all(self._pool, statements)
+                except psycopg.Error as error:
+                    if isinstance(error, PoolTimeout) or not is_connection_lost(error):
+                        raise
+            return await _run_all(self._pool, statements)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -74,9 +73,8 @@ class PostgresStore(Store):
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         settings = create_connection_settings(
-            address, schema=schema, host=host, idle_transaction_seconds=lease_seconds * _IDLE_FRACTION
+            address, schema=schema, host=host, idle_seconds=lease_seconds * _IDLE_FRACTION, proves=proves
         )
-        settings = replace(settings, proves=proves)
         self._claims = ClaimState(host, lease_seconds)
         clock = SystemClock() if clock is None else clock
         self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, clock, on_damaged)
@@ -174,7 +172,8 @@ class PostgresStore(Store):
     async def renew_sender_lease(self) -> bool:
         """Renew the sender lease. Returns False if another host has acquired it."""
         fence = self._claims.sender_fence
-        renewed = fence != 0 and await self.run(renew_sender_lease, fence)
+        params = {"fence": fence, "lease": self.lease_seconds}
+        renewed = fence != 0 and await self._writer.run(lambda tx: tx.execute("renew_sender_lease", params)) == 1
         if not renewed and self._claims.sender_fence == fence:
             self._claims.sender_fence = 0
         return renewed
@@ -183,7 +182,7 @@ class PostgresStore(Store):
         """Release the sender lease, so that another host does not have to wait."""
         fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
-            await self.run(release_sender_lease, fence)
+            await self._writer.run(lambda tx: tx.execute("release_sender_lease", (fence,)))
 
     async def get_sender_host(self) -> str:
         """Return the host that holds the sender lease, "" if none does."""
@@ -273,13 +272,3 @@ def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | No
         "acquire_sender_lease", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer}
     )
     return None if row is None else int(row[0])
-
-
-def renew_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
-    """Renew the sender lease. Returns False if another host has acquired it."""
-    return tx.execute("renew_sender_lease", {"fence": fence, "lease": tx.claims.lease_seconds}) == 1
-
-
-def release_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
-    """Release the sender lease. Returns False if another host has already acquired it."""
-    return tx.execute("release_sender_lease", (fence,)) == 1

@@ -47,16 +47,6 @@ idle 100 times per second.
 """
 
 
-class ErasureState(Enum):
-    """State of erasure."""
-
-    CLEAN = "nothing is left to erase"
-    SCRUBBING = "pages that a crashed process wrote are scrubbed in slices"
-    PENDING = "deleted rows are erased when the writer is idle, at the deadline at the latest"
-    BLOCKED = "deleted rows remain because a reader blocked the truncation of the WAL"
-    FAILED = "the last checkpoint failed with a disk error"
-
-
 class Action(Enum):
     """Action of the writer between two batches."""
 
@@ -66,33 +56,21 @@ class Action(Enum):
 
 
 class ErasureSchedule:
-    """Decides which action is due. A state machine without I/O:
-
-        event                           CLEAN      SCRUBBING  PENDING    BLOCKED    FAILED
-        rows deleted                    PENDING    PENDING    –          –          –
-        unscrubbed pages found          SCRUBBING  –          –          –          –
-        last slice scrubbed             –          CLEAN      –          –          –
-        WAL checkpointed                –          –          –          –          (1)
-        WAL truncated                   –          –          (2)        (2)        (2)
-        truncation blocked by reader    –          –          BLOCKED    –          (3)
-        disk error                      FAILED     FAILED     FAILED     FAILED     –
-
-    (1) PENDING if deleted rows remain, else (2). (2) SCRUBBING if unscrubbed pages remain, else CLEAN. (3) BLOCKED if
-    deleted rows remain, else (2).
+    """Decides which action is due. No I/O.
 
     Times are monotonic; `changes` is the total number of rows that the connection has changed.
 
     Attributes:
-        state: the current state.
+        has_failed: whether the last checkpoint failed with a disk error.
         unscrubbed: number of pages, from page 1, in which a crashed process may have left stale bytes.
     """
 
     def __init__(self) -> None:
-        self.state = ErasureState.CLEAN
+        self.has_failed = False
         self.unscrubbed = 0
         self._deadline: float | None = None  # for the erasure of deleted rows; None if there are none
         self._pending_since: float | None = None  # the first of these deletions
-        self._retry_at = 0.0  # in FAILED
+        self._retry_at = 0.0  # after a failure
         self._checkpoint_changes = 0  # changes at the last checkpoint
         self._slice_changes = 0  # changes at the last slice
         self._next_slice_at = 0.0
@@ -115,7 +93,7 @@ class ErasureSchedule:
             is_idle: whether no jobs are waiting for the writer.
             changes: rows changed so far.
         """
-        if self.state is ErasureState.FAILED and now < self._retry_at:
+        if self.has_failed and now < self._retry_at:
             return Action.NONE
         if self._deadline is not None and (is_idle or now >= self._deadline):
             return Action.ERASE
@@ -142,14 +120,6 @@ class ErasureSchedule:
         if self._deadline is None:
             self._deadline = now + ERASE_WITHIN_SECONDS
             self._pending_since = now
-        if self.state in {ErasureState.CLEAN, ErasureState.SCRUBBING}:
-            self.state = ErasureState.PENDING
-
-    def pages_unscrubbed(self, pages: int) -> None:
-        """Record that the first `pages` pages of the file may contain stale bytes."""
-        self.unscrubbed = pages
-        if self.state is ErasureState.CLEAN:
-            self.state = self._without_deleted_rows()
 
     def checkpoint_begun(self, changes: int) -> None:
         """Record the start of a checkpoint."""
@@ -166,34 +136,20 @@ class ErasureSchedule:
         """
         self.unscrubbed = pages
         self._next_slice_at, self._slice_changes = now + SLICE_PAUSE_FACTOR * (now - began), changes
-        if self.state is ErasureState.SCRUBBING:
-            self.state = self._without_deleted_rows()
-
-    def written_back(self) -> None:
-        """Record a successful checkpoint without truncation."""
-        if self.state is ErasureState.FAILED:
-            self.state = self._without_deleted_rows() if self._deadline is None else ErasureState.PENDING
 
     def erased(self) -> None:
         """Record that the WAL was truncated, so no deleted row remains."""
         self._deadline = self._pending_since = None
-        self.state = self._without_deleted_rows()
 
     def blocked_by_reader(self, now: float) -> None:
         """Record that a reader blocked the truncation of the WAL."""
-        if self._deadline is None:
-            self.state = self._without_deleted_rows()
-        else:
+        if self._deadline is not None:
             self._deadline = max(self._deadline, now + RETRY_SECONDS)
-            self.state = ErasureState.BLOCKED
 
     def failed(self, now: float) -> None:
         """Record that a checkpoint failed with a disk error."""
         self._retry_at = now + ERROR_RETRY_SECONDS
-        self.state = ErasureState.FAILED
-
-    def _without_deleted_rows(self) -> ErasureState:
-        return ErasureState.SCRUBBING if self.unscrubbed else ErasureState.CLEAN
+        self.has_failed = True
 
 
 MAX_PAGES: Final = 2**24 - 1
@@ -329,7 +285,7 @@ class Eraser:
         self.record_deletion()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
         unscrubbed = max(0, count - PAGES_AT_ONCE)
-        self._schedule.pages_unscrubbed(unscrubbed)
+        self._schedule.unscrubbed = unscrubbed
         self._stale.update(range(unscrubbed + 1, count + 1))
         try:
             self._try_checkpoint(truncate=True)
@@ -361,7 +317,7 @@ class Eraser:
             return False
 
     def _record_failure(self, error: Exception) -> None:
-        if self._schedule.state is not ErasureState.FAILED:
+        if not self._schedule.has_failed:
             log.warning("checkpoint_failed", error=str(error))
         self._schedule.failed(self._clock.monotonic())
 
@@ -369,11 +325,10 @@ class Eraser:
         began = self._clock.monotonic()
         self._schedule.checkpoint_begun(self._conn.total_changes)
         is_complete = self._write_back(began, erase=truncate) and (not truncate or self._truncate_wal())
-        if not truncate:
-            self._schedule.written_back()
-        elif is_complete:
+        self._schedule.has_failed = False
+        if truncate and is_complete:
             self._schedule.erased()
-        else:
+        elif truncate:
             self._schedule.blocked_by_reader(began)
         return is_complete
 
@@ -410,13 +365,12 @@ class Eraser:
             self._examined = (head, frames)
         except OSError:
             # The next commit may restart the WAL before its pages are known, so all pages must be scrubbed.
-            self._schedule.pages_unscrubbed(int(self._conn.execute("PRAGMA page_count").fetchone()[0]))
+            self._schedule.unscrubbed = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
             raise
 
     def _scrub_pages(self, pages: set[int]) -> None:
         # After a failed fsync, zeros in the page cache may not be on disk, so they are written again.
-        failed = self._schedule.state is ErasureState.FAILED
-        cleaned = scrub_pages(self._fd, pages, self._page_size, again=failed)
+        cleaned = scrub_pages(self._fd, pages, self._page_size, again=self._schedule.has_failed)
         pages.clear()
         self._is_cache_stale = self._is_cache_stale or cleaned > 0
         self.scrubbed_gaps += cleaned

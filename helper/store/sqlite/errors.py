@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -54,11 +55,13 @@ def is_disk_full(error: BaseException) -> bool:
     )
 
 
-def translate_opening(error: BaseException, name: str) -> BaseException:
-    """Like `translate`, for the first access to a file, which may not be a database."""
-    if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_NOTADB:
-        return not_a_database(name)
-    return translate(error)
+@contextmanager
+def translating(name: str = "") -> Iterator[None]:
+    """Raise the `StoreError` for an error of SQLite in the block; see `translate`."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise translate(error, name) from error
 
 
 def not_a_database(name: str) -> StoreForeign:
@@ -66,8 +69,13 @@ def not_a_database(name: str) -> StoreForeign:
     return StoreForeign(f"{name} is not a database")
 
 
-def translate(error: BaseException) -> BaseException:
-    """Return the `StoreError` for an error of SQLite; any other error unchanged."""
+def translate(error: BaseException, name: str = "") -> BaseException:
+    """Return the `StoreError` for an error of SQLite; any other error unchanged.
+
+    Args:
+        error: the error.
+        name: name of the file, for the first access to it: it may not be a database.
+    """
     if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes a damaged schema
         return StoreCorrupt("the database is damaged: its schema is invalid")
     if not isinstance(error, sqlite3.Error):
@@ -76,7 +84,8 @@ def translate(error: BaseException) -> BaseException:
     if is_disk_full(error):
         return StoreFull("nothing was written: the disk of the database is full")
     if code in _DAMAGE_CODES:
-        return StoreCorrupt(f"the database is damaged: {error}")
+        is_foreign = name and code == sqlite3.SQLITE_NOTADB
+        return not_a_database(name) if is_foreign else StoreCorrupt(f"the database is damaged: {error}")
     if code in _CONSTRAINT_CODES:
         return StoreError(f"the schema rejected the change: {error}", advice="This is a bug in the helper: report it.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)

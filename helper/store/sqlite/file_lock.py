@@ -15,7 +15,7 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError, StoreForeign, StoreLocked
 
@@ -91,6 +91,7 @@ _OPEN: Final = b"open"
 _RESTORING: Final = b"restoring"
 _MAX_BYTES: Final = 64
 """Maximum size of a lock file: a state and a run identifier."""
+_ERASED_AT_ONCE: Final = 1 << 20
 
 
 class FileLock:
@@ -247,16 +248,23 @@ def _erase_copies_of_killed_restores(database: Path) -> None:
             with os.fdopen(fd, "r+b") as file:
                 if AGE_HEADER.startswith(file.read(len(AGE_HEADER))):
                     continue  # also if it is still being written
-                file.seek(0)
-                file.write(bytes(os.fstat(fd).st_size))
-                file.flush()
-                os.fsync(fd)
+                erase_content(file)
             path.unlink()
         except OSError as error:
             raise StoreError(
                 f"{path} remains from a restore that was killed and cannot be erased: {error.strerror}",
                 advice="It may contain witnesses. Delete it.",
             ) from error
+
+
+def erase_content(file: BinaryIO) -> None:
+    """Overwrite a file with zeros, and fsync it."""
+    left = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    while left > 0:
+        left -= file.write(bytes(min(left, _ERASED_AT_ONCE)))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def open_regular(path: Path) -> int:

@@ -17,15 +17,15 @@ from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
+from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate
 from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
 from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS, connect_read_only, require_readable
 from helper.store.sqlite.schema import (
     FileIdentity,
+    check_file,
     check_pages,
     compare_schema,
-    latest_version,
     migrate_schema,
     read_identity,
 )
@@ -47,7 +47,8 @@ CHECKED_AT_START: Final = 64 << 20
 Checking a larger file would delay responses to wallets. The background check detects damage in it; until then, the row
 checks do.
 """
-_MAGIC: Final = b"SQLite format 3\x00"
+DATABASE_HEADER: Final = b"SQLite format 3\0"
+"""First bytes of a database, and of the content of a backup. An export begins with a line of JSON."""
 _RUN_BYTES: Final = 16
 _FORMATS: Final = slice(18, 20)
 """Header bytes with the write and read version of the format: 1 for a rollback journal, 2 for a WAL."""
@@ -149,7 +150,7 @@ def open_database(
         if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_ERROR:
             # All statements are valid for an undamaged file, so the schema of this file must be damaged.
             raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
-        raise translate_opening(error, str(path)) from error
+        raise translate(error, str(path)) from error
 
 
 def _disk_full_error(path: Path) -> StoreFull:
@@ -277,7 +278,7 @@ def refuse_other_file(path: Path, *, may_be_damaged: bool = False) -> None:
         return
     with path.open("rb") as file:
         head = file.read(_APPLICATION_ID.stop)
-    if not head.startswith(_MAGIC):
+    if not head.startswith(DATABASE_HEADER):
         raise not_a_database(str(path))
     application_id, version = (int.from_bytes(head[field], "big") for field in (_APPLICATION_ID, _USER_VERSION))
     # After a crash, the id of a new database may be in the WAL only. There is a lock file then.
@@ -429,13 +430,9 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
         with closing(connect_read_only(path, timeout=LOCK_WAIT_SECONDS)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS_PER_DEADLINE_CHECK)
-            identity = read_identity(conn)
-            identity.check(str(path))
-            if identity.version == latest_version():
-                compare_schema(conn, str(path))
-            check_pages(conn, str(path), "quick_check(3)")
+            check_file(conn, str(path), "quick_check(3)")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if isinstance(error, sqlite3.OperationalError) and clock.monotonic() > deadline:
             return False
-        raise translate_opening(error, str(path)) from error
+        raise translate(error, str(path)) from error
     return True

@@ -22,7 +22,7 @@ from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
-from helper.store.sqlite.errors import is_disk_full, result_code, translate, translate_opening
+from helper.store.sqlite.errors import is_disk_full, result_code, translate, translating
 from helper.store.sqlite.file_keys import open_encryption, refuse_unencrypted
 from helper.store.sqlite.file_lock import is_locked, refuse_non_file, refuse_second_name
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
@@ -113,12 +113,10 @@ class SqliteReader:
             StoreKeyError: the file is encrypted, and a key that it needs is missing.
             StoreError: the file cannot be read.
         """
-        try:
+        with translating(str(self._path)):
             # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect,
             # and such a thread may call a closed event loop.
             conn, self.encryption = await asyncio.to_thread(_open_file, self._path, self._configured)
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise translate_opening(error, str(self._path)) from error
         self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
     async def close(self) -> None:

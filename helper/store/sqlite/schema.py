@@ -8,13 +8,14 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from helper.errors import StoreCorrupt, StoreForeign
-from helper.store.sql_files import FIRST_VERSION, UPGRADE_BY_EXPORT, read_migrations
+from helper.store.sql_files import FIRST_VERSION, check_version, read_migrations
 
 APPLICATION_ID: Final = 0x73564F54
 """`application_id` in the header of the helper's files: "sVOT"."""
 ENCRYPTED_APPLICATION_ID: Final = 0x73564F45
 """The same for files with encrypted witnesses: "sVOE"."""
 
+_UPGRADE_ADVICE: Final = "Start the helper, which upgrades it, or run `svote-helper db migrate`."
 IDENTITY_QUERY: Final = (
     "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema) "
     "FROM pragma_application_id, pragma_user_version"
@@ -56,28 +57,13 @@ class FileIdentity(NamedTuple):
             StoreForeign: it is empty, or belongs to another program or an incompatible version.
             StoreCorrupt: it is damaged: no version of the helper writes these values.
         """
-        latest = latest_version()
         if self.is_new():
             raise StoreForeign(f"{name} is an empty database", advice="Start the helper: it creates the schema.")
         if self.application_id not in {APPLICATION_ID, ENCRYPTED_APPLICATION_ID}:
             raise StoreForeign(f"{name} is a database of another program")
         if self.version < 1:
             raise StoreCorrupt(f"{name} is damaged: its schema version is {self.version}")
-        if self.version < FIRST_VERSION:
-            raise StoreForeign(
-                f"{name} was written before the first release (schema {self.version})", advice=UPGRADE_BY_EXPORT
-            )
-        if self.version > latest:
-            raise StoreForeign(
-                f"{name} was written by a newer version (schema {self.version}, supported {latest})",
-                advice="Use the version that wrote it, or a newer one. If no newer version ever ran, the file is "
-                "damaged: restore the newest backup.",
-            )
-        if latest_only and self.version < latest:
-            raise StoreForeign(
-                f"{name} was written by an older version (schema {self.version}, supported {latest})",
-                advice="Start the helper, which upgrades it, or run `svote-helper db migrate`.",
-            )
+        check_version(self.version, latest_version(), name, upgrade=_UPGRADE_ADVICE if latest_only else "")
 
 
 @cache
@@ -104,6 +90,16 @@ def check_pages(conn: sqlite3.Connection, name: str, pragma: str) -> None:
     problems = [str(row[0]) for row in conn.execute(f"PRAGMA {pragma}")]
     if problems != ["ok"]:
         raise StoreCorrupt(f"{name} is damaged: {'; '.join(problems)}")
+
+
+def check_file(conn: sqlite3.Connection, name: str, pragma: str) -> FileIdentity:
+    """Refuse a file that is not one of this helper's, or in which the `PRAGMA` (see `check_pages`) finds damage."""
+    identity = read_identity(conn)
+    identity.check(name)
+    check_pages(conn, name, pragma)
+    if identity.version == latest_version():
+        compare_schema(conn, name)
+    return identity
 
 
 def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Copies the database to memory while the helper is running, and checks the copy.
+"""Copies the database to a private file while the helper is running, and checks the copy.
 
 The copy is made in one read transaction of a connection that can neither write nor checkpoint. The helper cannot
 truncate the WAL during this transaction. To keep it short, all checks are made on the copy.
@@ -6,26 +6,33 @@ truncate the WAL during this transaction. To keep it short, all checks are made 
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from helper.clock import Clock
 from helper.core.json_records import fact
+from helper.errors import StoreFull
+from helper.runtime.process_security import acting_as_owner
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.errors import not_a_database, translate_opening
+from helper.store.sqlite.displacement import file_size, wal_path
+from helper.store.sqlite.errors import not_a_database, translating
 from helper.store.sqlite.file_keys import open_encryption, read_shares
+from helper.store.sqlite.file_lock import erase_content, temporary_path
 from helper.store.sqlite.reader import connect_read_only, require_readable
-from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
+from helper.store.sqlite.schema import check_file
 from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, is_sound, read_key
 
-_VERSIONS: Final = slice(18, 20)
+_VERSIONS_AT: Final = 18
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
-"""Bytes 18 and 19 of an image, so that it can be opened without a WAL. The helper enables the WAL again."""
+"""Bytes 18 and 19 of a copy, so that it can be opened without a WAL. The helper enables the WAL again."""
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 _MAX_PROBLEMS: Final = 20
 
 
@@ -46,19 +53,23 @@ class Snapshot:
     """A checked copy.
 
     Attributes:
-        image: the bytes of a database file. Unless it is encrypted, they contain witnesses; never write them to disk
-            in plaintext.
+        file: the content of a database file. Unless it is encrypted, it contains witnesses.
+        size: its size in bytes.
         contents: its contents.
         read_seconds: duration of the read transaction.
     """
 
-    image: bytes = field(repr=False)
+    file: BinaryIO
+    size: int
     contents: Contents
     read_seconds: float
 
 
-def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> Snapshot:
-    """Copy the database and check the copy. Needs memory of up to three times the file's size.
+@contextmanager
+def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> Iterator[Snapshot]:
+    """Copy the database to a private file, and check the copy. The file is erased at the end.
+
+    Root copies as the owner of the database.
 
     Args:
         path: the database file.
@@ -70,23 +81,75 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYP
         StoreForeign: it is not a database of this helper, or was written by a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: it has a second name.
+        StoreFull: there is no space for the copy.
         StoreError: it cannot be read.
     """
-    require_readable(path)
-    try:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+    with ExitStack() as stack:
+        with translating(str(path)), acting_as_owner(path) as real:
+            require_readable(real)
+            file, target, copy = _create_copy(real, stack)
             began = clock.monotonic()
-            _copy_database(path, copy)
+            _copy_database(real, target)
             seconds = clock.monotonic() - began
+            os.pwrite(file.fileno(), _ROLLBACK_JOURNAL, _VERSIONS_AT)
             contents = _read_contents(copy, str(path), encryption)
             # The write-ahead log next to the database does not belong to the copy, which is a different file.
             copy.execute("DELETE FROM meta WHERE key = ?", (RUN_KEY,))
-            image = copy.serialize()
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate_opening(error, str(path)) from error
-    view = memoryview(image)
-    image = b"".join((view[: _VERSIONS.start], _ROLLBACK_JOURNAL, view[_VERSIONS.stop :]))
-    return Snapshot(image, contents, seconds)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        yield Snapshot(file, size, contents, seconds)
+
+
+def read_contents(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> Contents:
+    """Check a copy of the database and return its contents; see `take_snapshot`."""
+    with take_snapshot(path, clock, encryption) as snapshot:
+        return snapshot.contents
+
+
+def _create_copy(database: Path, stack: ExitStack) -> tuple[BinaryIO, sqlite3.Connection, sqlite3.Connection]:
+    """Return an empty file that has no name, and two connections to it. The stack erases and closes them.
+
+    A process that is killed leaves nothing of it. Two connections, because the header of a copy has to be changed
+    before SQLite can read it, and a file without a name cannot be opened.
+    """
+    path = _choose_directory(database) / temporary_path(database).name
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = stack.enter_context(os.fdopen(fd, "r+b"))
+    stack.callback(_erase, database, file)
+    try:
+        target, copy = (stack.enter_context(closing(sqlite3.connect(path, isolation_level=None))) for _ in range(2))
+    finally:
+        path.unlink()
+    for conn in (target, copy):
+        conn.execute("PRAGMA journal_mode = OFF")  # a journal would have a name
+        conn.execute("PRAGMA synchronous = OFF")
+    return file, target, copy
+
+
+def _erase(database: Path, file: BinaryIO) -> None:
+    with acting_as_owner(database):
+        erase_content(file)
+
+
+def _choose_directory(database: Path) -> Path:
+    """Return a directory of this machine for a copy: that of the database, unless its disk is full or read-only.
+
+    The copy is never written to the disk of a backup, which may be removable or belong to another machine.
+
+    Raises:
+        StoreFull: neither disk nor memory have enough space.
+    """
+    size = file_size(database) + file_size(wal_path(database))
+    for directory in (database.parent, _SHARED_MEMORY):
+        with suppress(OSError):
+            disk = os.statvfs(directory)
+            # A running helper needs the rest.
+            if os.access(directory, os.W_OK, effective_ids=True) and disk.f_bavail * disk.f_frsize >= 2 * size:
+                return directory
+    raise StoreFull(
+        f"no space for a copy of {database}",
+        advice=f"The copy needs {2 * size} free bytes in {database.parent} or {_SHARED_MEMORY}.",
+    )
 
 
 def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
@@ -116,21 +179,14 @@ def check_image(image: bytes, name: str, encryption: RowEncryption = UNENCRYPTED
     """
     if not image:
         raise not_a_database(name)
-    try:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
-            conn.deserialize(image)
-            return _read_contents(conn, name, encryption)
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise translate_opening(error, name) from error
+    with translating(name), closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        conn.deserialize(image)
+        return _read_contents(conn, name, encryption)
 
 
 def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryption) -> Contents:
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
-    identity = read_identity(conn)
-    identity.check(name)
-    check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
-    if identity.version == latest_version():
-        compare_schema(conn, name)
+    identity = check_file(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     stored = open_encryption(conn, encryption, name)
     statements = sqlite_statements()
     key = read_key(conn.execute(statements["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)

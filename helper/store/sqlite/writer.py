@@ -30,20 +30,6 @@ from helper.store.writer_thread import WriteJob, WriterThread, call_on_loop, del
 log = structlog.get_logger("helper.store")
 
 
-class BatchFailedError(Exception):
-    """The transaction was rolled back; no change was stored.
-
-    Args:
-        cause: the error.
-        is_batch_wide: whether the error affects every operation, so that running them individually is pointless.
-    """
-
-    def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.is_batch_wide = is_batch_wide
-
-
 class SqliteWriter(WriterThread[SqliteTransaction]):
     """The writer thread of one database file.
 
@@ -123,21 +109,22 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
 
     def _probe(self, opened: OpenedDatabase) -> None:
         """Commit a write to check whether the disk works again."""
-        with suppress(BatchFailedError):
+        with suppress(Exception):
             self._commit(opened, [], probe=True)
 
     def _process_batch(self, opened: OpenedDatabase, batch: list[WriteJob]) -> None:
         try:
             self._commit(opened, batch)
-        except BatchFailedError as failed:
-            if isinstance(failed.cause, UnreadableRowError):
-                self._quarantine(opened.tx, batch[0].loop, failed.cause.share_id)
-                self._process_batch(opened, batch)
-                return
-            self.has_met_damage |= is_damage(failed.cause)
-            if failed.is_batch_wide or len(batch) == 1:
+        except UnreadableRowError as error:
+            self._quarantine(opened.tx, batch[0].loop, error.share_id)
+            self._process_batch(opened, batch)
+            return
+        except Exception as error:
+            self.has_met_damage |= is_damage(error)
+            # An error of the disk affects every operation, so running them individually is pointless.
+            if isinstance(error, StoreDisplaced) or is_environment_error(error) or len(batch) == 1:
                 for job in batch:
-                    job.value, job.error = None, translate(failed.cause)
+                    job.value, job.error = None, translate(error)
             else:
                 for job in batch:
                     self._process_batch(opened, [job])
@@ -155,14 +142,17 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
 
     def _commit(self, opened: OpenedDatabase, batch: list[WriteJob], *, probe: bool = False) -> None:
+        """Run a batch in one transaction.
+
+        Raises:
+            Exception: the transaction was rolled back; no change was stored.
+        """
         tx = opened.tx
         conn = tx.conn
         if self.disk_health.displaced is not None:
             # Do not checkpoint either: moved files must stay unchanged so that they match when moved back.
             self.stats.failures += 1
-            raise BatchFailedError(
-                StoreDisplaced(f"nothing was written: {self.disk_health.displaced}"), is_batch_wide=True
-            )
+            raise StoreDisplaced(f"nothing was written: {self.disk_health.displaced}")
         try:
             conn.execute("BEGIN IMMEDIATE")
             if probe:
@@ -177,7 +167,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             for job in batch:
                 job.error = None
             self.disk_health.record_failure(error)
-            raise BatchFailedError(error, is_batch_wide=is_environment_error(error)) from error
+            raise
         if probe:
             self.disk_health.record_success()
         self.stats.commits += 1

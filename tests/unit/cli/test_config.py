@@ -16,8 +16,8 @@ from helper.chain.node_pool import create_nodes
 from helper.clock import SystemClock
 from helper.config.loader import load
 from helper.config.sections import Config
-from helper.store.backup import DATABASE_HEADER
 from helper.store.sqlite.file_lock import AGE_HEADER
+from helper.store.sqlite.opening import DATABASE_HEADER
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
 from tests.unit.cli.test_main import read_json, run_command

@@ -77,7 +77,7 @@ def test_rescan_waits_and_reports_progress_and_pruned_blocks(
         "pruned_blocks": [[FIRST, LAST - 8]],
     }
     (action,) = daemon.run(lambda harness: harness.store.list_actions(limit=5))
-    assert (action.name, action.parameters, action.outcome) == ("rescan", {"from": 1}, {"blocks": 20})
+    assert (action.what, action.wanted, action.outcome) == ("rescan", {"from": 1}, {"blocks": 20})
 
 
 def test_rescan_without_progress_shows_why(

@@ -9,7 +9,8 @@ import pytest
 from helper.core.load_forecast import ProofRate
 from helper.doctor import CheckResult, Level
 from helper.doctor.running_helper import evaluate_backlog
-from helper.observability.queue_snapshot import QueueSnapshot, RetryingShares, RoundSnapshot, ShareCounts
+from helper.observability.queue_snapshot import QueueSnapshot, RoundSnapshot, ShareCounts
+from helper.store.models import RetryingShares
 
 NOW = 1_000_000.0
 ONE_PER_SECOND = ProofRate(seconds_per_proof=2.0, slots=2, block_seconds=1.0)

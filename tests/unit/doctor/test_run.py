@@ -35,14 +35,13 @@ from helper.observability.queue_snapshot import (
     DamagedRow,
     HelperSnapshot,
     QueueSnapshot,
-    RetryingShares,
     RoundSnapshot,
     ShareCounts,
 )
 from helper.observability.service_state import ServiceState
 from helper.runtime.process_security import get_process_limits
 from helper.store import shares
-from helper.store.models import FailureGroup
+from helper.store.models import FailedShares, RetryingShares
 from helper.store.rounds import save_rounds
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
@@ -462,7 +461,9 @@ async def test_query_daemon_reads_every_value_that_a_helper_serves(monkeypatch: 
         partial_state(height=7, archive={"through": 9}, endpoints=[{"name": "a:80"}]), process=get_process_limits()
     )
     queue = replace(
-        await snapshot_of([make_round()], {ROUND_ID: {ShareState.RECEIVED: 2}}, {}, [FailureGroup(5, "proof", "x", 1)]),
+        await snapshot_of(
+            [make_round()], {ROUND_ID: {ShareState.RECEIVED: 2}}, {}, [FailedShares("proof", "x", 1, 0.005)]
+        ),
         retries=[RetryingShares(ROUND_ID.hex(), "proof", "no memory", 1, 3, 5.5)],
         damaged=[DamagedRow("ab", "cc", "9")],
     )

@@ -31,7 +31,7 @@ from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
 from helper.server.health_routes import METRICS_LIMITS, create_metrics_app, create_metrics_server
 from helper.server.listening import bind_tcp
-from helper.store.models import DamagedShare, DueForecast, FailureGroup
+from helper.store.models import DamagedShare, DueForecast, FailedShares
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 from tests.support.service_state import partial_state, snapshot_of
@@ -399,8 +399,8 @@ class FakeRounds:
 
 
 async def test_overview_reads_only_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def list_failures(*_: object, **__: object) -> list[FailureGroup]:
-        return [FailureGroup(5000, "proof", "timed out", 2)]
+    async def list_failures(*_: object, **__: object) -> list[FailedShares]:
+        return [FailedShares("proof", "timed out", 2, 5.0)]
 
     async def refuse(*_: object) -> NoReturn:
         raise AssertionError("not part of the overview")

@@ -10,7 +10,7 @@ import pytest
 from helper.chain.chain_data import Round, RoundStatus
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import build_overview
-from helper.store.models import DueForecast, FailureGroup
+from helper.store.models import DueForecast, FailedShares
 from tests.support.service_state import partial_state, snapshot_of
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ async def test_overview_contains_sums_and_no_single_share() -> None:
             b"\x09" * 32: {ShareState.FAILED: 1},
         },
         {ROUND: DueForecast((3, 4, *[0] * 58), 3)},
-        [FailureGroup(5000, "broadcast", "the round is over", 4)],
+        [FailedShares("broadcast", "the round is over", 4, 5.0)],
     )
     later, first = overview["rounds"]
     assert later["round_id"] == LATER_ROUND.hex()

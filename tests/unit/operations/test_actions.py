@@ -15,8 +15,7 @@ from helper.errors import ActionRefused, NotFound, StoreError
 from helper.operations import operator_actions
 from helper.operations.operator_actions import BATCH_SHARES
 from helper.store import blocks, rounds, shares
-from helper.store.action_models import MOVED
-from helper.store.models import EnqueueResult, QueueFilter
+from helper.store.models import MOVED, EnqueueResult, QueueFilter
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, nullifier_of, recorded_share
@@ -41,7 +40,7 @@ async def test_retry_failed_shares_wakes_dispatcher(harness: OperationsHarness) 
     assert harness.wake_count == 1
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
     (action,) = await harness.store.list_actions(limit=5)
-    assert (action.actor, action.name, action.parameters, action.outcome) == (ANN, "retry", {}, {"retried": 2})
+    assert (action.who, action.what, action.wanted, action.outcome) == (ANN.name, "retry", {}, {"retried": 2})
 
 
 async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harness: OperationsHarness) -> None:
@@ -63,7 +62,7 @@ async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: Ope
 
     assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 1}
     (action,) = await harness.store.list_actions(limit=5)
-    assert action.parameters == {"stage": "proof", "named": 4}
+    assert action.wanted == {"stage": "proof", "named": 4}
     assert not any(ref[:6] in repr(action) for ref in (*refs, waiting))
 
 
@@ -182,7 +181,7 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
     assert (await harness.store.count_shares(), await harness.store.list_rounds()) == ({}, [])
     assert harness.rounds.forgotten == [ROUND_ID]
     (action,) = await harness.store.list_actions(limit=5)
-    assert (action.name, action.parameters) == ("purge", {"round": ROUND_ID.hex()})
+    assert (action.what, action.wanted) == ("purge", {"round": ROUND_ID.hex()})
     assert make_posted_share(2, round_id=ROUND_ID).share.primary_blind not in harness.path.read_bytes()
 
 
@@ -228,7 +227,7 @@ async def test_move_leaves_claimed_shares_to_running_helper(tmp_path: Path, runn
     assert counts == ({"moved": 1, "stayed": 1} if running else {"moved": 2, "stayed": 0})
     assert len(await harness.store.list_shares(QueueFilter(stage=MOVED), 9)) == counts["moved"]
     (action,) = await harness.store.list_actions(limit=5)
-    assert action.name == "move"
+    assert action.what == "move"
     await harness.store.close()
 
 
@@ -237,5 +236,5 @@ async def test_note_export_adds_audit_entry(harness: OperationsHarness) -> None:
         "copied": 7
     }
     (action,) = await harness.store.list_actions(limit=5)
-    assert (action.name, action.outcome) == ("export", {"copied": 7})
-    assert action.parameters == {"round": ROUND_ID.hex(), "due_before": 5, "named": 2}
+    assert (action.what, action.outcome) == ("export", {"copied": 7})
+    assert action.wanted == {"round": ROUND_ID.hex(), "due_before": 5, "named": 2}

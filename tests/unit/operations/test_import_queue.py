@@ -23,8 +23,9 @@ from helper.operations.export_format import (
     parse_share_line,
 )
 from helper.operations.operator_actions import split_lines
-from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
+from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
+from helper.store.table_rows import RevealRow
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import (
     ANN,
@@ -73,7 +74,7 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
     )
     message = replace(message, **changes)
     prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k11", 90)
-    reveal = ExportedReveal(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
+    reveal = RevealRow.of(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
     return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.BROADCAST, reveal=reveal)
 
 
@@ -196,7 +197,7 @@ async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -
     (reveal,) = await harness.store.list_unconfirmed()
     assert reveal.nullifier == nullifier_of(exported[1].share)
     assert harness.wake_count == 1
-    assert [action.name for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
+    assert [action.what for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
 
 
 async def test_import_many_skipped_shares_lists_first_and_counts_all(
@@ -220,7 +221,7 @@ async def test_import_moved_shares_wakes_dispatcher(harness: OperationsHarness) 
     assert report == ({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, [])
     assert harness.wake_count == wakes_before + 1
     (action, *_) = await harness.store.list_actions(limit=1)
-    assert (action.name, action.outcome) == ("import", {"taken": 1, "revived": 1})
+    assert (action.what, action.outcome) == ("import", {"taken": 1, "revived": 1})
 
 
 async def test_import_invalid_shares_are_skipped(harness: OperationsHarness) -> None:

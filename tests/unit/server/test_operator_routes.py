@@ -11,15 +11,15 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_json, operator_parameters
 from helper.server.operator_routes import create_operator_app
-from helper.store.action_models import PurgedFailures
 from helper.store.models import (
     DamagedShare,
-    FailureGroup,
+    FailedShares,
     HistoryEntry,
+    PurgedShares,
     QueueEntry,
     QueueFilter,
-    RevealFacts,
     ShareDetails,
+    TransactionRow,
 )
 from helper.store.queue_reader import QueueReader
 from tests.support.service_state import partial_state
@@ -30,10 +30,10 @@ from tests.unit.server.wallet_fixtures import error_text
 def make_entry(**changes: Any) -> QueueEntry:
     values: dict[str, Any] = {
         "ref": "0123456789ab",
-        "round_id": ROUND_ID,
-        "state": ShareState.BROADCAST,
+        "round": ROUND_ID.hex(),
+        "state": "broadcast",
         "submit_at": END - 60,
-        "due_ms": (END - 60) * 1000 + 500,
+        "due": END - 59.5,
         "attempts": 1,
         "crashes": 0,
         "stage": "broadcast",
@@ -52,7 +52,7 @@ STORY = ShareDetails(
         HistoryEntry((END - 50) * 1000 + 250, "proof", "timed out", spent_attempt=True),
     ),
     attempts_by_stage={"proof": 1},
-    reveal=RevealFacts(b"\xab" * 32, 84, "k11", 2, 90, 93, "http://node", "ambiguous"),
+    transaction=TransactionRow("AB" * 32, 84, "k11", 2, 90, 93, "http://node", "ambiguous"),
 )
 
 
@@ -73,11 +73,11 @@ class FakeQueue(QueueReader):
     async def list_damaged(self) -> list[DamagedShare]:
         return [DamagedShare("fedcba987654", ROUND_ID, 9)]
 
-    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
-        return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
+    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailedShares]:
+        return [FailedShares("proof", "timed out", 2, END - 50)]
 
-    async def list_purged_failures(self) -> list[PurgedFailures]:
-        return [PurgedFailures(20_000, "closed", "the round closed before the share was confirmed", 3)]
+    async def list_purged_failures(self) -> list[PurgedShares]:
+        return [PurgedShares(20_000 * 86_400, "closed", "the round closed before the share was confirmed", 3)]
 
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []

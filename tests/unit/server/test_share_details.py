@@ -16,10 +16,10 @@ def make_details(state: ShareState, due: float, vote_end_time: int | None = END)
     """A share that failed twice."""
     entry = QueueEntry(
         ref="0123456789ab",
-        round_id=bytes(32),
-        state=state,
+        round=bytes(32).hex(),
+        state=state.name.lower(),
         submit_at=0,
-        due_ms=int(due * 1000),
+        due=due,
         attempts=2,
         crashes=0,
         stage="proof",

@@ -508,7 +508,7 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(
     assert len(intact) == 29
     assert intact == [entry for entry in expected if entry in intact]
     (bad,) = [entry for entry in listed if entry.damaged]
-    assert (bad.ref, bad.round_id, bad.state, bad.note) == ("", b"", ShareState.RECEIVED, UNREADABLE_NOTE)
+    assert (bad.ref, bad.round, bad.state, bad.note) == ("", "", "received", UNREADABLE_NOTE)
     assert len(await store.list_shares(QueueFilter(state=state), 5)) == 5
     assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "unreadable rows are always reported"
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == [bad]

@@ -24,7 +24,7 @@ from helper.store.sqlite.errors import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.file_lock import FileLock, refuse_locked
 from helper.store.sqlite.opening import quick_check
 from helper.store.sqlite.reader import open_queue_file
-from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.snapshot import read_contents, take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.fakes import wait_until
 from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, read_database_files
@@ -233,7 +233,7 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
     with pytest.raises(StoreDisplaced, match="has 2 hard links"):
         await summarize(link)
     for read in (
-        lambda: take_snapshot(link, clock),
+        lambda: read_contents(link, clock),
         lambda: quick_check(link, clock, seconds=PATIENCE_SECONDS),
         lambda: restore_database(b"image", link, set_aside=True),
         SqliteEndpoint(link, clock).connect_read_only,
@@ -349,7 +349,8 @@ async def test_open_after_crash_of_copies_succeeds(path: Path, tmp_path: Path, c
 async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(path: Path) -> None:
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
-        image = take_snapshot(path, SystemClock()).image
+        with take_snapshot(path, SystemClock()) as snapshot:
+            image = snapshot.file.read()
         assert writer.enqueue(*range(5, 9)) == "stored"
         writer.crash()
     path.write_bytes(image)

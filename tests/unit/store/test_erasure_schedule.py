@@ -1,4 +1,4 @@
-"""The states of erasure: every transition of the table, and the due work in each state."""
+"""The schedule of erasure: what is pending and due after each event."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from helper.store.sqlite.erasure import (
     SLICE_PAUSE_FACTOR,
     Action,
     ErasureSchedule,
-    ErasureState,
 )
 
-CLEAN, SCRUBBING, PENDING, BLOCKED, FAILED = ErasureState
 NOW = 100.0
 
 Step = Callable[[ErasureSchedule], None]
@@ -29,7 +27,7 @@ def deleted(schedule: ErasureSchedule) -> None:
 
 
 def find_pages(schedule: ErasureSchedule) -> None:
-    schedule.pages_unscrubbed(5)
+    schedule.unscrubbed = 5
 
 
 def sliced(schedule: ErasureSchedule) -> None:
@@ -38,10 +36,6 @@ def sliced(schedule: ErasureSchedule) -> None:
 
 def scrubbed(schedule: ErasureSchedule) -> None:
     schedule.slice_scrubbed(0, began=NOW, now=NOW, changes=0)
-
-
-def written(schedule: ErasureSchedule) -> None:
-    schedule.written_back()
 
 
 def erased(schedule: ErasureSchedule) -> None:
@@ -64,72 +58,6 @@ def after(*steps: Step) -> ErasureSchedule:
 
 
 @pytest.mark.parametrize(
-    ("before", "state", "transitions"),
-    [
-        (
-            [],
-            CLEAN,
-            {deleted: PENDING, find_pages: SCRUBBING, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
-        ),
-        (
-            [find_pages],
-            SCRUBBING,
-            {
-                deleted: PENDING,
-                find_pages: SCRUBBING,
-                sliced: SCRUBBING,
-                scrubbed: CLEAN,
-                written: SCRUBBING,
-                erased: SCRUBBING,
-                blocked: SCRUBBING,
-                failed: FAILED,
-            },
-        ),
-        (
-            [deleted],
-            PENDING,
-            {deleted: PENDING, find_pages: PENDING, written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
-        ),
-        (
-            [deleted, find_pages],
-            PENDING,
-            {sliced: PENDING, scrubbed: PENDING, erased: SCRUBBING, blocked: BLOCKED, failed: FAILED},
-        ),
-        (
-            [deleted, blocked],
-            BLOCKED,
-            {deleted: BLOCKED, find_pages: BLOCKED, written: BLOCKED, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
-        ),
-        (
-            [find_pages, deleted, blocked],
-            BLOCKED,
-            {sliced: BLOCKED, scrubbed: BLOCKED, erased: SCRUBBING},
-        ),
-        (
-            [failed],
-            FAILED,
-            {deleted: FAILED, find_pages: FAILED, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
-        ),
-        (
-            [find_pages, failed],
-            FAILED,
-            {sliced: FAILED, scrubbed: FAILED, written: SCRUBBING, erased: SCRUBBING, blocked: SCRUBBING},
-        ),
-        (
-            [deleted, failed],
-            FAILED,
-            {written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
-        ),
-    ],
-)
-def test_transition_from_each_state_leads_to_the_state_of_the_table(
-    before: list[Step], state: ErasureState, transitions: dict[Step, ErasureState]
-) -> None:
-    assert after(*before).state is state
-    assert {step: after(*before, step).state for step in transitions} == transitions
-
-
-@pytest.mark.parametrize(
     ("steps", "is_pending", "wait"),
     [
         ([], False, None),
@@ -141,7 +69,7 @@ def test_transition_from_each_state_leads_to_the_state_of_the_table(
         ([deleted, failed], True, RETRY_SECONDS),
         ([deleted, erased], False, None),
         ([deleted, find_pages, erased], True, SLICE_PAUSE),
-        ([deleted, find_pages, scrubbed, written], True, RETRY_SECONDS),
+        ([deleted, find_pages, scrubbed], True, RETRY_SECONDS),
         ([find_pages, scrubbed], False, None),
     ],
 )

@@ -10,10 +10,11 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store import blocks, exported_shares, messages, rounds
-from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ValidatedShare
-from helper.store.models import FailureGroup, HistoryEntry, QueueFilter
+from helper.store.action_models import ExportedShare, ValidatedShare
+from helper.store.models import MOVED, FailedShares, HistoryEntry, QueueFilter
 from helper.store.shares import EnqueueOperation, fail, requeue, retry
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import RevealRow
 from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_operator_actions import retry_matching
 from tests.unit.store.fixtures import (
@@ -66,7 +67,7 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
         4: ShareState.RECEIVED,
         5: ShareState.RECEIVED,
     }
-    assert by_number[1].reveal == ExportedReveal(make_reveal(1), 1, 110, 110, "node:80", "ACCEPTED")
+    assert by_number[1].reveal == RevealRow.of(make_reveal(1), 1, 110, 110, "node:80", "ACCEPTED")
     assert (by_number[2].attempts, by_number[2].stage, by_number[2].note) == (1, "proof", "refused")
     assert [(line.stage, line.spent_attempt) for line in by_number[2].history] == [
         ("proof", True),
@@ -122,7 +123,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     )
     assert select_shares(path).skipped == {"moved": 3}
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
-        FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
+        FailedShares(MOVED, "gone", 3, NOW)
     ]
     moved_again = await store.run(exported_shares.mark_moved, selection.versions, note="gone", idle_only=True)
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
@@ -223,13 +224,13 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
         early,
         share=make_posted_share(2, submit_at=in_an_hour).share,
         state=ShareState.BROADCAST,
-        reveal=ExportedReveal(make_reveal(2), 1, 5, 5, "node", None),
+        reveal=RevealRow.of(make_reveal(2), 1, 5, 5, "node", None),
     )
     never_sent = replace(
         sent,
         share=make_posted_share(3).share,
         due_ms=int(NOW * 1000),
-        reveal=ExportedReveal(make_reveal(3), 0, None, None, None, None),
+        reveal=RevealRow.of(make_reveal(3), 0, None, None, None, None),
     )
 
     assert await count_import_results(target_store, with_nullifiers([early, sent, never_sent])) == {"taken": 3}

@@ -30,7 +30,7 @@ from helper.store.sqlite.errors import (
 )
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import open_database
-from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.snapshot import read_contents
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
@@ -371,9 +371,9 @@ def test_closed_database_on_full_disk_can_be_backed_up(
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", connect)
-    assert take_snapshot(path, clock).contents.live == 0
+    assert read_contents(path, clock).live == 0
     lock = FileLock(path)
     lock.acquire()
     with pytest.raises(StoreFull):
-        take_snapshot(path, clock)
+        read_contents(path, clock)
     lock.release(clean=False)

@@ -22,7 +22,7 @@ from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite import file_keys
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
-from helper.store.sqlite.snapshot import take_snapshot
+from helper.store.sqlite.snapshot import read_contents
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import KEY_CHECK, make_meta_row
 from tests.support.clock import FakeClock
@@ -142,7 +142,7 @@ async def test_offline_readers_refuse_file_without_its_key(path: Path, configure
         async with open_queue_file(path, configured):
             pass
     with pytest.raises(StoreKeyError):
-        take_snapshot(path, FakeClock(), configured)
+        read_contents(path, FakeClock(), configured)
 
 
 async def test_offline_reader_reads_unencrypted_file_with_key_file(path: Path) -> None:
@@ -267,7 +267,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
     assert select_shares(path, encryption=NEW) == before
     async with open_queue_file(path, NEW) as queue:
         assert await list_queue(queue) == listed
-    assert take_snapshot(path, FakeClock(), NEW).contents.encrypted
+    assert read_contents(path, FakeClock(), NEW).encrypted
 
     async with open_store(path, NEW) as store:
         posted = make_posted_share(1)
@@ -343,7 +343,7 @@ async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
         conn.execute("UPDATE shares SET witness = flip(witness, 'c1') WHERE id = 2")
     result = rewrite_file(path, SystemClock(), NEW, encrypt=True)
     assert (result.live, len(result.damaged)) == (2, 1)
-    assert take_snapshot(path, FakeClock(), NEW).contents.damaged == 0
+    assert read_contents(path, FakeClock(), NEW).damaged == 0
     async with open_queue_file(path, NEW) as queue:
         assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
 

@@ -111,7 +111,7 @@ def create_endpoint(backend: StoreBackend) -> CopyEndpoint:
         return SqliteEndpoint(backend.path, FakeClock(), backend.encryption)
     assert isinstance(backend, PostgresBackend)
     return PostgresEndpoint(
-        create_connection_settings(backend.address, schema=backend.schema, host="mover", idle_transaction_seconds=60),
+        create_connection_settings(backend.address, schema=backend.schema, host="mover", idle_seconds=60),
         Keyring(SEALING_KEYS),
     )
 
@@ -177,7 +177,7 @@ async def fill_store(store: Store) -> None:
     await store.run(rounds.save_subtrees, ROUND, 0, SUBTREE_BYTES)
 
 
-async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
+async def list_refs(store: Store) -> list[tuple[str, str]]:
     listed = await store.list_shares(QueueFilter(), 100)
     return sorted((entry.ref, entry.state) for entry in listed)
 

@@ -19,7 +19,7 @@ from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.opening import open_database, quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.schema import latest_version, migrations
-from helper.store.sqlite.snapshot import check_image, take_snapshot
+from helper.store.sqlite.snapshot import check_image, read_contents
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import (
     NOW,
@@ -190,9 +190,9 @@ async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> 
             "UPDATE shares SET witness = flip(witness, 'submit_at') WHERE field(witness, 'tree_position') = ?",
             (make_posted_share(1).share.tree_position,),
         )
-    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
+    assert read_contents(old_database, SystemClock()).damaged == 1
     open_database(old_database, SystemClock()).close()
-    assert take_snapshot(old_database, SystemClock()).contents.damaged == 1
+    assert read_contents(old_database, SystemClock()).damaged == 1
 
 
 # ---------------------------------------- identity: every function that opens a file applies the same check
@@ -211,7 +211,7 @@ async def by_operator_query(path: Path) -> None:
 
 
 async def by_backup(path: Path) -> None:
-    take_snapshot(path, CLOCK)
+    read_contents(path, CLOCK)
 
 
 async def by_restore(path: Path) -> None:

@@ -181,4 +181,4 @@ async def test_audit_log_with_control_characters_is_sanitized(store: Store) -> N
     number = await store.run(audit_log.begin_action, Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
     await store.run(audit_log.end_action, number, {"error": "a\x00"})
     (action,) = await store.list_actions(limit=1)
-    assert action.actor.name == "ann   "
+    assert action.who == "ann   "

@@ -30,10 +30,11 @@ from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store import exported_shares, messages, shares
 from helper.store import rounds as round_operations
-from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ImportResult
+from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.blocks import apply_blocks
-from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
+from helper.store.models import MOVED, DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
 from helper.store.rounds import fail_unconfirmed, save_rounds
+from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
@@ -337,7 +338,7 @@ class StoreModel(RuleBasedStateMachine):
             (round_id, number),
             make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
         )
-        sent = ExportedReveal(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
+        sent = RevealRow.of(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
         exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
         (outcome,) = self.run_until_complete(

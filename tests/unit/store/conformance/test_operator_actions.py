@@ -9,12 +9,13 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store import audit_log, blocks, exported_shares, messages, rounds
-from helper.store.action_models import Actor, ExportedReveal, ExportedShare, ImportedShare, ImportResult, PurgedFailures
+from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult
 from helper.store.audit_log import MAX_ACTIONS
-from helper.store.models import HistoryEntry, QueueFilter
+from helper.store.models import HistoryEntry, PurgedShares, QueueFilter
 from helper.store.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
 from helper.store.shares import fail, record_crash, retry, retry_failed
 from helper.store.store import Store
+from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.conformance.test_chain_data import ChainRound
@@ -71,15 +72,12 @@ async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
         lists = [await reader.list_actions(limit=5) for reader in (reopened, *offline)]
     for actions in lists:
         cut_off, complete = actions
-        assert (complete.actor, complete.name, complete.parameters) == (
-            ACTOR,
-            "retry",
-            {"round": ROUND.hex(), "named": 3},
-        )
-        assert (complete.started_ms, complete.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
+        assert (complete.uid, complete.who, complete.way) == (ACTOR.uid, ACTOR.name, ACTOR.channel)
+        assert (complete.what, complete.wanted) == ("retry", {"round": ROUND.hex(), "named": 3})
+        assert (complete.at, complete.ended) == (NOW, NOW + 2)
         assert complete.outcome == {"retried": 3}
-        assert (cut_off.actor.name, cut_off.ended_ms, cut_off.outcome) == ("root", None, None)
-    assert [action.name for action in await reopened.list_actions(limit=1)] == ["purge"]
+        assert (cut_off.who, cut_off.ended, cut_off.outcome) == ("root", None, None)
+    assert [action.what for action in await reopened.list_actions(limit=1)] == ["purge"]
 
 
 async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None:
@@ -90,7 +88,7 @@ async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None
     await store.open()
     await store.run(audit_log.begin_action, ACTOR, "last", {})
 
-    assert [action.name for action in await store.list_actions(limit=9)] == ["last", "x"]
+    assert [action.what for action in await store.list_actions(limit=9)] == ["last", "x"]
     await store.close()
 
 
@@ -99,7 +97,7 @@ async def test_audit_log_damaged_entry_is_shown_as_damaged(store: Store, backend
     await store.close()
     backend.execute("UPDATE actions SET wanted = '{\"nam'")
     await store.open()
-    assert [action.parameters for action in await store.list_actions(limit=9)] == [{"damaged": True}]
+    assert [action.wanted for action in await store.list_actions(limit=9)] == [{"damaged": True}]
     await store.close()
 
 
@@ -207,7 +205,10 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
     await store.run_batches(rounds.purge, ROUND)
 
     assert await store.list_matching_failures(QueueFilter(), limit=9) == []
-    expected = [PurgedFailures(TODAY, "proof", "the node said …", 2), PurgedFailures(TODAY, "tree", "no leaf", 1)]
+    expected = [
+        PurgedShares(TODAY * 86_400, "proof", "the node said …", 2),
+        PurgedShares(TODAY * 86_400, "tree", "no leaf", 1),
+    ]
     assert await store.list_purged_failures() == expected
     async with backend.open_offline_readers() as offline:
         for reader in offline:
@@ -361,10 +362,10 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
     await mark_all_moved(store, backend, at_rest=False)
     assert await store.list_unconfirmed() == []
     sent = exported_share(
-        1, state=ShareState.BROADCAST, reveal=ExportedReveal(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
+        1, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
     )
     early = exported_share(
-        2, state=ShareState.BROADCAST, reveal=ExportedReveal(make_reveal(2), 1, 105, 105, "there:80", None)
+        2, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(2), 1, 105, 105, "there:80", None)
     )
 
     assert await import_results(store, sent, early) == [ImportResult.RESTORED] * 2

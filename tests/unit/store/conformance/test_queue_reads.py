@@ -6,7 +6,7 @@ import asyncio
 
 from helper.core.share import ShareState
 from helper.store import messages, rounds, shares
-from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryGroup, RevealFacts
+from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryingShares, TransactionRow
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
@@ -58,7 +58,8 @@ async def test_share_details_contain_all_but_the_witness(store: Store, backend: 
             ]
             assert [line.at_ms for line in details.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
             assert details.attempts_by_stage == {"proof": 1}
-            assert details.reveal == RevealFacts(make_reveal(1).tx_hash, 100, "k10", 1, 110, 110, "one", "ACCEPTED")
+            tx_hash = make_reveal(1).tx_hash.hex().upper()
+            assert details.transaction == TransactionRow(tx_hash, 100, "k10", 1, 110, 110, "one", "ACCEPTED")
             shown = repr(details)
             for secret in secrets_of(1):
                 assert repr(secret)[2:-1] not in shown
@@ -164,13 +165,13 @@ async def test_list_retries_groups_waiting_shares_by_failure_and_minute(store: S
     await store.run(shares.requeue, fifth.id, due_ms=now_ms + 5_000, stage="tree", note="no attempt spent")
 
     assert await store.list_retries(now=NOW) == [
-        RetryGroup(ROUND, "proof", "no memory", 1, 2, now_ms + 70_000),
-        RetryGroup(ROUND, "proof", "x", 1, 1, now_ms + 90_000),
+        RetryingShares(ROUND.hex(), "proof", "no memory", 1, 2, (now_ms + 70_000) / 1000),
+        RetryingShares(ROUND.hex(), "proof", "x", 1, 1, (now_ms + 90_000) / 1000),
     ]
     assert len(await retry_and_list(store, first.id)) == 2, "an operator's retry makes a share due at once"
 
 
-async def retry_and_list(store: Store, share_id: int) -> list[RetryGroup]:
+async def retry_and_list(store: Store, share_id: int) -> list[RetryingShares]:
     await retry_as_operator(store, share_id)
     return await store.list_retries(now=NOW)
 

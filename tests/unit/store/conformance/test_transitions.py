@@ -77,7 +77,7 @@ async def create_share_in_state(store: Store, state: ShareState, number: int = 1
 
 async def current_state(store: Store) -> ShareState:
     (entry,) = await store.list_shares(QueueFilter(), 10)
-    return entry.state
+    return ShareState[entry.state.upper()]
 
 
 async def test_transition_succeeds_only_from_legal_states(store: Store, backend: StoreBackend) -> None:
