@@ -126,6 +126,7 @@ class ClientWallet:
         self._now = now
         self._posts = asyncio.Semaphore(MAX_POSTS)
         self._shares = asyncio.Semaphore(client.shares_at_once)
+        self._has_ended = False
         self.ranking = HelperRanking(
             self.helper_urls,
             rng,
@@ -188,6 +189,7 @@ class ClientWallet:
                 count = sum(sent.fields["proposal_id"] == proposal for sent in ordered)
                 orders += self.ranking.assign(count, now, most=self.client.max_first_shares)
         pairs = list(zip(ordered, orders, strict=True))
+        self._has_ended = False
         try:
             async with asyncio.TaskGroup() as group:
                 if self.client.sends_first_alone:
@@ -201,6 +203,8 @@ class ClientWallet:
         """Give a share to its first helpers, and to further ones for those that do not accept it."""
         client = self.client
         async with self._shares:
+            if self._has_ended:
+                return
             now = asyncio.get_running_loop().time()
             end = now + client.fan_out_seconds
             order = self.ranking.order(now) if order is None else order
@@ -214,6 +218,7 @@ class ClientWallet:
                     break
                 await self._give(sent, helper, end)
             if self.failure or (client.stops_at_failure and not self.is_delivered(sent)):
+                self._has_ended = True  # for a share that begins before the group cancels it
                 raise _RunEndedError
 
     def _may_ask(self, sent: SentShare, helper: str) -> bool:

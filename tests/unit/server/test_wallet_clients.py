@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -19,6 +19,7 @@ from devnet.clients.known_clients import (
     ANDROID,
     ANDROID_NEWER,
     CLIENTS,
+    CUSTODY,
     IOS,
     LIBRARY,
     VIZOR,
@@ -202,6 +203,22 @@ def test_share_that_nobody_accepts_ends_the_requests_of_the_others() -> None:
             assert sorted(indices) == sorted(2 * list(range(16)))
             assert [attempt.status for attempt in wallet.attempts] == [200] * 5 + [503] + [200] * 16
             assert (wallet.failure, asyncio.get_running_loop().time()) == ("", 3.0)
+
+    run_virtual(deliver())
+
+
+def test_share_without_all_its_copies_is_the_last_that_is_sent() -> None:
+    bodies: list[bytes] = []
+
+    def encode(fields: Mapping[str, Any]) -> bytes:
+        bodies.append(CUSTODY.encode(fields))
+        return bodies[-1]
+
+    async def deliver() -> None:
+        network = create_network(CUSTODY, {"ours": outcomes.respond(503)})
+        async with create_wallet(replace(CUSTODY, encode=encode), network, [OURS]) as wallet:
+            await wallet.deliver(create_shares(16, [OURS]))
+            assert len(bodies) == 1
 
     run_virtual(deliver())
 
