@@ -84,6 +84,10 @@ class SentShare:
         return [helper for helper, known in self.helpers.items() if known is state]
 
 
+class _RunEndedError(Exception):
+    """A share ended the run, also for the others."""
+
+
 class ClientWallet:
     """A wallet of a client. An async context manager.
 
@@ -122,7 +126,7 @@ class ClientWallet:
         self._now = now
         self._posts = asyncio.Semaphore(MAX_POSTS)
         self._shares = asyncio.Semaphore(client.shares_at_once)
-        self._has_stopped = False
+        self._has_ended = False
         self.ranking = HelperRanking(
             self.helper_urls,
             rng,
@@ -158,7 +162,6 @@ class ClientWallet:
         if client.sends_first_alone:
             ordered[0].submit_at = 0
         for wait in (*client.run_waits, None):
-            self._has_stopped = False
             await self._deliver_once(ordered)
             missing = [sent for sent in ordered if not self.is_delivered(sent) and not sent.is_given_up]
             if self.failure or not missing:
@@ -186,15 +189,21 @@ class ClientWallet:
                 count = sum(sent.fields["proposal_id"] == proposal for sent in ordered)
                 orders += self.ranking.assign(count, now, most=self.client.max_first_shares)
         pairs = list(zip(ordered, orders, strict=True))
-        if self.client.sends_first_alone:
-            await self._fan_out(*pairs.pop(0))
-        await asyncio.gather(*(self._fan_out(*pair) for pair in pairs))
+        self._has_ended = False
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self.client.sends_first_alone:
+                    await self._fan_out(*pairs.pop(0))
+                for pair in pairs:
+                    group.create_task(self._fan_out(*pair))
+        except* _RunEndedError:
+            pass
 
     async def _fan_out(self, sent: SentShare, order: list[str] | None) -> None:
         """Give a share to its first helpers, and to further ones for those that do not accept it."""
         client = self.client
         async with self._shares:
-            if self._has_stopped:
+            if self._has_ended:
                 return
             now = asyncio.get_running_loop().time()
             end = now + client.fan_out_seconds
@@ -205,11 +214,12 @@ class ClientWallet:
             await asyncio.gather(*(self._give(sent, helper, end) for helper in first))
             enough = {AsksOn.NEVER: 0, AsksOn.UNTIL_ONE: 1, AsksOn.UNTIL_ALL: copies}[client.asks_on]
             for helper in order[len(first) :]:
-                if len(sent.with_state(HelperState.ACCEPTED)) >= enough or sent.is_given_up or self._has_stopped:
+                if len(sent.with_state(HelperState.ACCEPTED)) >= enough or sent.is_given_up or self.failure:
                     break
                 await self._give(sent, helper, end)
-            if client.stops_at_failure and not self.is_delivered(sent):
-                self._has_stopped = True
+            if self.failure or (client.stops_at_failure and not self.is_delivered(sent)):
+                self._has_ended = True  # for a share that begins before the group cancels it
+                raise _RunEndedError
 
     def _may_ask(self, sent: SentShare, helper: str) -> bool:
         if self.client.skips_own_number and self.helper_urls.index(helper) % 16 == sent.fields["share_index"]:
@@ -259,7 +269,7 @@ class ClientWallet:
         elif outcome is ShareOutcome.ENDS_SHARE:
             sent.is_given_up = True
         elif outcome is ShareOutcome.ENDS_VOTE:
-            self.failure, self._has_stopped = f"{helper} has refused a share", True
+            self.failure = f"{helper} has refused a share"
         elif outcome is not ShareOutcome.REFUSED:
             self.ranking.record_failure(helper, asyncio.get_running_loop().time())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ class Client:
         names_attempt: whether it sends the header with an attempt's token.
         encode: the body of a share with these fields.
         headers: further headers of a POST.
-        post_seconds: time limit of a POST from its start, with the connection.
+        post_seconds: time limit of a POST from its start, with the connection; infinite for none.
         silence_seconds: the same, for the response to begin.
         ends_late_requests: whether a request ends at its time limit, or goes on.
         keeps_connections: whether it uses a connection again.
@@ -51,7 +51,7 @@ class Client:
         max_copies: maximum number of first helpers; at most half of all.
         asks_on: for how long further helpers are asked.
         needs_all_copies: whether a share without acceptances of all planned helpers is a failure.
-        stops_at_failure: whether a share that nobody accepts ends the run.
+        stops_at_failure: whether a share that nobody accepts ends the run, also the requests of other shares.
         remembers_accepted: whether a repeated run leaves out the shares that were accepted.
         repeats_unknown: whether it asks helpers again whose outcome is unknown.
         run_waits: seconds before each repetition of a failed run; then the user must act.
@@ -184,6 +184,11 @@ def is_status_200(response: WalletResponse) -> bool:
     return response.status == 200
 
 
+def repeat_errors(read: Callable[[WalletResponse, str], ShareOutcome]) -> Callable[[WalletResponse, str], ShareOutcome]:
+    """Also repeat a request that got no response, whether or not it was sent."""
+    return lambda response, token: ShareOutcome.REPEATABLE if response.status is None else read(response, token)
+
+
 def half(number: int) -> int:
     """Half of a number, rounded up."""
     return math.ceil(number / 2)
@@ -208,6 +213,8 @@ ANDROID: Final = Client(
     recovers_immediate=False,
     recovers_at_once=half,
 )
+ANDROID_NEWER: Final = replace(ANDROID, name="ZODL Android, newer", keeps_connections=False, shares_at_once=16)
+"""The last version before the drivers of the library: each share of a vote has connections of its own."""
 IOS: Final = Client(
     "ZODL iOS, old",
     read_ios,
@@ -279,7 +286,7 @@ LIBRARY: Final = Client(
     asks_all_helpers=True,
     recovers_until_accepted=False,
 )
-"""The new generation of ZODL, Vizor and custody-voter. It repeats a failed run up to 240 times."""
+"""The new generation of ZODL, Vizor and custody-voter. It repeats a failed run up to 240 times, here 8 times."""
 ZAFU: Final = Client(
     "zafu",
     read_any_success,
@@ -293,5 +300,31 @@ ZAFU: Final = Client(
     confirmations=0,
     recovers=False,
 )
-CLIENTS: Final = (ANDROID, IOS, ZKOOL, VIZOR, CUSTODY, LIBRARY, ZAFU)
-"""Zipher posts no shares."""
+DIRECT_CLIENTS: Final = (ANDROID, ANDROID_NEWER, IOS, ZKOOL, VIZOR, CUSTODY, LIBRARY, ZAFU)
+"""Those that need no Tor. Zipher is not among them, because it posts no shares."""
+
+# ---------------------------------------------------------------------- the clients over Tor
+
+ANDROID_TOR: Final = replace(
+    ANDROID,
+    name="ZODL Android, old, Tor",
+    read=repeat_errors(read_any_success),
+    post_seconds=math.inf,
+    keeps_connections=False,
+)
+ANDROID_NEWER_TOR: Final = replace(
+    ANDROID_NEWER, name="ZODL Android, newer, Tor", read=read_any_success, post_seconds=15.0
+)
+IOS_TOR: Final = replace(
+    IOS,
+    name="ZODL iOS, old, Tor",
+    read=repeat_errors(read_ios),
+    post_seconds=math.inf,
+    silence_seconds=None,
+    keeps_connections=False,
+    connections=None,
+    follows_redirects=False,
+    waits=lambda _: (0.0, 0.0),
+)
+CLIENTS: Final = (*DIRECT_CLIENTS, ANDROID_TOR, ANDROID_NEWER_TOR, IOS_TOR)
+"""The drivers of the library have the same rules over Tor; there ZODL for Android takes every failure for unknown."""

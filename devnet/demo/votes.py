@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from devnet.ballot import Ballot, post_body
 from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
-from devnet.clients.known_clients import CLIENTS, Client
+from devnet.clients.known_clients import DIRECT_CLIENTS, Client
 from devnet.demo.plan import PlannedVote, due_times
 from devnet.wallet import CastShare, CastVote, PostResult, Wallet
 
@@ -53,7 +53,7 @@ async def cast_all_votes(
             sealed = await wallet.seal_ballot(round_id, choice.proposal, choice.decision, weight=choice.weight)
             position = await wallet.cast_ballot(sealed)
             when = due_times(choice, time.time(), spread, rng)
-            client = CLIENTS[choice.voter % len(CLIENTS)] if plays_clients else None
+            client = DIRECT_CLIENTS[choice.voter % len(DIRECT_CLIENTS)] if plays_clients else None
             if client is None:
                 voted = await wallet.post_shares(sealed, position, times=when)
             else:

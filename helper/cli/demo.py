@@ -16,7 +16,7 @@ from rich.console import Console
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
 from devnet import ballot
-from devnet.clients.known_clients import CLIENTS
+from devnet.clients.known_clients import DIRECT_CLIENTS
 from devnet.demo.plan import DemoOptions
 from devnet.demo.processes import StartError
 from devnet.demo.report import is_successful, print_report
@@ -79,7 +79,7 @@ def demo(
     plays_clients = wallets == "all"
     if plays_clients and helpers > 1:
         fail("--wallets all cannot be used with --helpers", ExitCode.USAGE)
-    voters = max(voters, len(CLIENTS)) if plays_clients else voters
+    voters = max(voters, len(DIRECT_CLIENTS)) if plays_clients else voters
     options = DemoOptions(circuit, voters, spread, db, keep, json, seed, store, helpers, plays_clients)
     console = Console(stderr=True)
     try:

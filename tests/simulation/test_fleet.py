@@ -176,7 +176,7 @@ def test_fleet_counts_reveals_before_their_due_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_votes_of_every_client_are_counted_without_action_of_the_voter() -> None:
-    results, violations = run_wallet_fleet(1, 7, round_seconds=900)
+    results, violations = run_wallet_fleet(1, len(CLIENTS), round_seconds=900)
     assert violations == []
     assert {name: asdict(result) for name, result in results.items()} == {
         client.name: {"shares": 16, "counted": 16, "stopped": 0, "given_up": 0} for client in CLIENTS
@@ -184,7 +184,7 @@ def test_votes_of_every_client_are_counted_without_action_of_the_voter() -> None
 
 
 def test_responses_of_the_original_cost_votes_of_some_clients() -> None:
-    results, violations = run_wallet_fleet(1, 7, round_seconds=900, is_original=True)
+    results, violations = run_wallet_fleet(1, len(CLIENTS), round_seconds=900, is_original=True)
     assert violations == []
     assert results[IOS.name].counted < 16
     assert results[IOS.name].stopped == 1

@@ -98,8 +98,8 @@ class _Listeners(Mapping[str, Listener]):
         return len(self._hosts)
 
     async def stop(self, name: str) -> None:
-        """Stop a listener as at SIGTERM."""
-        await self._servers.pop(name)[1].shutdown()
+        """Stop a listener as at SIGTERM. It refuses connections until another service runs."""
+        await self._servers[name][1].shutdown()
 
     async def reset(self, name: str) -> None:
         """Reset the connections of a helper that was killed."""

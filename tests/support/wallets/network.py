@@ -52,15 +52,17 @@ class WalletNetwork(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host, content = request.url.host, await request.aread()
         async with self._slots[host]:
-            server = self.servers.get(host)
-            if server is None or (isinstance(server, Listener) and server.is_stopping):
+            wire = self._find_idle(host)
+            if wire is None:
                 await asyncio.sleep(self._connect_seconds)
-                raise httpx.ConnectError("refused", request=request)
-            if not isinstance(server, Listener):
-                await asyncio.sleep(self._connect_seconds)
-                await _trace_sending(request)
-                return await server(request)
-            wire = await self._connect(host, server)
+                server = self.servers.get(host)
+                if server is None or (isinstance(server, Listener) and server.is_stopping):
+                    raise httpx.ConnectError("refused", request=request)
+                if not isinstance(server, Listener):
+                    await _trace_sending(request)
+                    return await server(request)
+                self.opened[host] += 1
+                wire = _Wire(Connection(server))
             try:
                 await _trace_sending(request)
                 wire.deliver(_encode_head(request))
@@ -88,14 +90,12 @@ class WalletNetwork(httpx.AsyncBaseTransport):
         for wire in (wire for idle in self._idle.values() for wire in idle):
             wire.leave()
 
-    async def _connect(self, host: str, listener: Listener) -> _Wire:
+    def _find_idle(self, host: str) -> _Wire | None:
         idle = self._idle[host]
         while idle:
             if not (wire := idle.pop()).is_closed:
                 return wire
-        await asyncio.sleep(self._connect_seconds)
-        self.opened[host] += 1
-        return _Wire(Connection(listener))
+        return None
 
 
 class _Wire(FakeTransport):

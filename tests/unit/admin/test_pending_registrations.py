@@ -19,9 +19,16 @@ import pytest
 
 from admin import admin_database, pending_registrations
 from admin.admin_database import AdminStore
-from admin.pending_registrations import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
+from admin.pending_registrations import (
+    CHECK_SECONDS,
+    MAX_CONCURRENT_QUERIES,
+    MAX_PER_CHECK,
+    PAGE_BYTES,
+    PUBLISH_SECONDS,
+)
 from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest, validator_address
 from admin.url_policy import MAX_URL_CHARS
+from helper.errors import ChainUnavailable
 from tests.unit.admin.fixtures import NOW, AdminStack, open_admin_stack, sign_registration
 
 pytestmark = pytest.mark.rule("R16")
@@ -245,6 +252,27 @@ async def test_check_staking_queries_a_bounded_number_and_all_in_turn(stack: Adm
         rounds.append(set(stack.staking.queried_addresses))
     assert [len(addresses) for addresses in rounds] == [MAX_PER_CHECK, MAX_PER_CHECK, 5]
     assert rounds[0] | rounds[1] | rounds[2] == {validator_address(body["operator_address"]) for body in bodies}
+
+
+async def test_query_without_response_does_not_end_the_staking_check(
+    stack: AdminStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a batch without any response does."""
+    for number in range(3 * MAX_CONCURRENT_QUERIES):
+        request = RegistrationRequest(registration_body(number)["operator_address"], "", "node", NOW)
+        await stack.store.register(request, network=bytes([number]), now=NOW)
+    call, queries = stack.staking.call, 0
+
+    async def fail_first(fn: Any) -> Any:
+        nonlocal queries
+        queries += 1
+        if queries == 1:
+            raise ChainUnavailable("no response")
+        return await call(fn)
+
+    monkeypatch.setattr(stack.staking, "call", fail_first)
+    await stack.registry.check_staking()
+    assert queries == 3 * MAX_CONCURRENT_QUERIES
 
 
 async def test_run_with_slow_updates_pauses_in_proportion(stack: AdminStack, monkeypatch: pytest.MonkeyPatch) -> None:

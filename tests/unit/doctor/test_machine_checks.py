@@ -10,6 +10,7 @@ import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
+from helper.config.sections import Config
 from helper.doctor import CheckResult, Level, database, machine, publication
 from helper.doctor.database import evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
@@ -18,6 +19,7 @@ from helper.runtime.process_security import ProcessLimits, get_process_limits
 from helper.store.sqlite.opening import find_file_system_type, is_unsuitable
 
 PLENTY = 10 << 30
+NOW = 1_790_000_000.0
 
 
 def levels(findings: list[CheckResult]) -> dict[str, Level]:
@@ -71,6 +73,16 @@ def test_network_file_system_is_unsuitable() -> None:
         assert not is_unsuitable(kind)
 
 
+@pytest.mark.parametrize(("days_left", "level"), [(None, Level.OK), (15, Level.OK), (13, Level.WARN)])
+def test_shared_database_whose_certificate_expires_soon_is_a_warning(
+    days_left: float | None, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expires_at = None if days_left is None else NOW + days_left * 86_400
+    monkeypatch.setattr(database, "connect_shared_database", lambda _config: expires_at)
+    result = database.check_shared_database(Config(), now=NOW, running=False)
+    assert (result.level, result.facts.get("certificate_expires")) == (level, expires_at)
+
+
 # Files
 
 
@@ -88,6 +100,8 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     (directory,) = check_modes([database], [])
     assert directory.advice == f"chmod o-w {tmp_path}"
+    tmp_path.chmod(0o1777)
+    assert levels(check_modes([database], [])) == {"file modes": Level.OK}, "as /tmp: others can delete nothing"
     tmp_path.chmod(0o700)
     (fine,) = check_modes([database], [tmp_path / "helper.sock"])
     assert (fine.level, fine.facts) == (Level.OK, {"files": 2})

@@ -46,7 +46,10 @@ async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_
         await pipeline.settle_dispatcher()
         assert sorted(pipeline.prover.positions) == [1, 2], "no share due more than 120 s after the newest block"
         assert await pipeline.count_idle_turns() == 0
-        pipeline.clock.advance(-3600)
+        turns = pipeline.gate_checks
+        pipeline.clock.advance(0.5)
+        assert (await pipeline.count_idle_turns(), pipeline.gate_checks) == (0, turns), "it waits for the next block"
+        pipeline.clock.advance(-3600.5)
         pipeline.clock.set_wall_clock(3600)
         await pipeline.settle_dispatcher()
         assert pipeline.dispatcher.pause_reason is not None, "the clock's error is known before the next block"

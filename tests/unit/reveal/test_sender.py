@@ -869,6 +869,25 @@ async def test_late_response_after_lease_was_lost_is_ignored(pipeline: Pipeline)
     assert pipeline.circuits.is_current_unproven
 
 
+async def test_nothing_is_sent_if_the_lease_ends_while_the_send_is_recorded(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fencing token stays the same until a lease is acquired again."""
+    lease: Any = SimpleNamespace(is_held=True, fence=1)
+    other = pipeline.make_sender(lease=lease)
+    run = pipeline.store.run
+
+    async def record_and_lose_lease(operation: Any, *arguments: Any, **options: Any) -> Any:
+        result = await run(operation, *arguments, **options)
+        lease.is_held = operation is not messages.mark_sending
+        return result
+
+    share_id = await pipeline.prepare_message()
+    monkeypatch.setattr(pipeline.store, "run", record_and_lose_lease)
+    await other.send(share_id)
+    assert (lease.is_held, pipeline.nodes.posts) == (False, [])
+
+
 async def test_error_in_late_response_is_logged(pipeline: Pipeline) -> None:
     node = await send_to_stopped_node(pipeline, raise_bug)
     with capture_logs() as logs:

@@ -80,6 +80,13 @@ async def test_body_reader_largest_body_is_read() -> None:
     assert (fits.status_code, over.status_code) == (200, 413)
 
 
+async def test_body_reader_counts_each_byte_of_a_body_without_a_length() -> None:
+    reader = BodyReader(max_bytes=10)
+    assert await reader.read(FakeSource(b"x" * 9, b"x")) == b"x" * 10
+    with pytest.raises(HTTPException, match="larger than 10 bytes"):
+        await reader.read(FakeSource(b"x" * 10, b"x"))
+
+
 Arrival = tuple[float, int]
 """Seconds since the previous part of a body, and the bytes of this one."""
 

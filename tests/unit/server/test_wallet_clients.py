@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import httpx
 import pytest
 
 from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
-from devnet.clients.known_clients import ANDROID, CLIENTS, IOS, LIBRARY, VIZOR, ZAFU, ZKOOL, Client
+from devnet.clients.known_clients import (
+    ANDROID,
+    ANDROID_NEWER,
+    CLIENTS,
+    CUSTODY,
+    IOS,
+    LIBRARY,
+    VIZOR,
+    ZAFU,
+    ZKOOL,
+    Client,
+)
 from helper.chain.chain_data import Proposal
 from helper.core.refusals import PauseCause
 from helper.ingest import admission
@@ -115,6 +128,7 @@ def test_body_with_escaped_slashes_is_the_same_share() -> None:
         (IOS, 3.0, []),
         (IOS, 8.0, [503]),
         (ANDROID, 8.0, [503]),
+        (ANDROID_NEWER, 8.0, [503]),
         (VIZOR, 8.0, [503, 503]),
         (ZKOOL, 8.0, [503]),
         (LIBRARY, 3.0, []),
@@ -168,6 +182,45 @@ def test_share_whose_response_is_late_is_stored_once(client: Client) -> None:
 
     try_client(client, deliver, count=1, queue=store)
     disk.close()
+
+
+def test_share_that_nobody_accepts_ends_the_requests_of_the_others() -> None:
+    """They go out again two seconds later, those that were accepted too."""
+    indices: list[int] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        index = json.loads(request.content)["share_index"]
+        indices.append(index)
+        if len(indices) > 16 or index < 5:
+            return httpx.Response(200, json={"status": "queued"})
+        await asyncio.sleep(1.0 if index == 5 else 4.0)
+        return httpx.Response(503)
+
+    async def deliver() -> None:
+        network = create_network(ANDROID_NEWER, {"ours": answer})
+        async with create_wallet(ANDROID_NEWER, network, [OURS]) as wallet:
+            await wallet.deliver(create_shares(16, [OURS]))
+            assert sorted(indices) == sorted(2 * list(range(16)))
+            assert [attempt.status for attempt in wallet.attempts] == [200] * 5 + [503] + [200] * 16
+            assert (wallet.failure, asyncio.get_running_loop().time()) == ("", 3.0)
+
+    run_virtual(deliver())
+
+
+def test_share_without_all_its_copies_is_the_last_that_is_sent() -> None:
+    bodies: list[bytes] = []
+
+    def encode(fields: Mapping[str, Any]) -> bytes:
+        bodies.append(CUSTODY.encode(fields))
+        return bodies[-1]
+
+    async def deliver() -> None:
+        network = create_network(CUSTODY, {"ours": outcomes.respond(503)})
+        async with create_wallet(replace(CUSTODY, encode=encode), network, [OURS]) as wallet:
+            await wallet.deliver(create_shares(16, [OURS]))
+            assert len(bodies) == 1
+
+    run_virtual(deliver())
 
 
 def test_592_shares_on_a_connection_each_are_accepted() -> None:

@@ -215,6 +215,16 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
             assert await reader.list_purged_failures() == expected
 
 
+async def test_purged_round_that_nodes_still_list_is_stored_again(store: Store, reopen: Reopen) -> None:
+    await enqueue_shares(store, 1)
+    await store.run_batches(rounds.purge, ROUND)
+    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await enqueue_shares(store, 2)
+    await store.close()
+    (listed,) = await (await reopen()).list_shares(QueueFilter(round_id=ROUND), limit=9)
+    assert listed.state is ShareState.RECEIVED
+
+
 async def test_past_failures_are_deleted_after_retention_days(store: Store, clock: FakeClock) -> None:
     await fail_share(store, 1)
     await store.run_batches(rounds.purge, ROUND)
