@@ -115,10 +115,8 @@ pub struct Tables<C> {
 impl Tables<Base> {
     fn new() -> Self {
         let (constants, mds, _) = <P128Pow5T3 as Spec<Base, WIDTH, RATE>>::constants();
-        let partial_from = HALF_FULL_ROUNDS;
         let partial_until = constants.len() - HALF_FULL_ROUNDS;
-        let (start, partial, mut middle) =
-            partial_rounds(&constants[partial_from..partial_until], &mds);
+        let mut partial = partial_rounds(&constants[HALF_FULL_ROUNDS..partial_until], &mds);
         // each map also adds the constants of the next round
         let full_round = |next: usize| -> State<Row<Base, 3>> {
             std::array::from_fn(|i| Row {
@@ -127,18 +125,18 @@ impl Tables<Base> {
             })
         };
         let mut before = std::array::from_fn(|round| full_round(round + 1));
-        before[HALF_FULL_ROUNDS - 1] = start.map(|row| Row {
+        before[HALF_FULL_ROUNDS - 1] = partial.start.map(|row| Row {
             factors: std::array::from_fn(|i| (0..WIDTH).map(|j| row.factors[j] * mds[j][i]).sum()),
             ..row
         });
-        for (row, constant) in middle.iter_mut().zip(constants[partial_until]) {
+        for (row, constant) in partial.end.iter_mut().zip(constants[partial_until]) {
             row.constant += constant;
         }
         Tables {
             first: constants[0],
             before,
-            partial,
-            middle,
+            partial: partial.rows,
+            middle: partial.end,
             after: std::array::from_fn(|round| full_round(partial_until + round + 1)),
         }
     }
@@ -153,6 +151,16 @@ impl Tables<Base> {
             after: self.after.map(|rows| rows.map(Row::convert::<W>)),
         }
     }
+}
+
+/// The affine maps of [`partial_rounds`].
+struct PartialRounds {
+    /// From the state to `X[0]`, `z[0]` and `z[-1]`.
+    start: State<Row<Base, 3>>,
+    /// From `f[n-1]`, `f[n-2]`, `z[n-1]` and `z[n-2]` to `z[n]`, for each `n` from 1 on.
+    rows: Vec<Row<Base, 4>>,
+    /// From the last `f[n-1]`, `X[n]`, `z[n]` and `z[n-1]` to the state.
+    end: State<Row<Base, 4>>,
 }
 
 /// The partial rounds as a recurrence of two sequences.
@@ -178,15 +186,7 @@ impl Tables<Base> {
 ///
 /// Scaling saves the product with `m`: `X[n]` is multiplied by `s[n]`, `f[n]` therefore by `s[n]^5`, and `z[n]` by
 /// `s[n+1] = s[n]^5 / m`.
-///
-/// Returns the map from the state to `X[0]`, `z[0]` and `z[-1]`, the rows from `f[n-1]`, `f[n-2]`, `z[n-1]` and
-/// `z[n-2]` to `z[n]` for each `n` from 1 on, and the map from the last `f[n-1]`, `X[n]`, `z[n]` and `z[n-1]` to the
-/// state.
-#[allow(clippy::type_complexity)]
-fn partial_rounds(
-    constants: &[State<Base>],
-    mds: &Mds<Base, WIDTH>,
-) -> (State<Row<Base, 3>>, Vec<Row<Base, 4>>, State<Row<Base, 4>>) {
+fn partial_rounds(constants: &[State<Base>], mds: &Mds<Base, WIDTH>) -> PartialRounds {
     let [[m, r0, r1], [b0, a00, a01], [b1, a10, a11]] = *mds;
     let (r, b) = ([r0, r1], [b0, b1]);
     let (t, d) = (a00 + a11, a00 * a11 - a01 * a10);
@@ -226,22 +226,22 @@ fn partial_rounds(
         let power = v1 * inner(q, b) * invert(m) * last;
         [power, zero, v0 * invert(s[rounds + 1]), v1 * last]
     };
-    let middle = [[zero, last, zero, zero], others(v00, v01), others(v10, v11)];
-    (
-        start.map(|(factors, constant)| Row { factors, constant }),
-        rows.collect(),
-        middle.map(|factors| Row {
+    let end = [[zero, last, zero, zero], others(v00, v01), others(v10, v11)];
+    PartialRounds {
+        start: start.map(|(factors, constant)| Row { factors, constant }),
+        rows: rows.collect(),
+        end: end.map(|factors| Row {
             factors,
             constant: zero,
         }),
-    )
+    }
 }
 
 fn inner(a: Pair, b: Pair) -> Base {
     a[0] * b[0] + a[1] * b[1]
 }
 
-/// Everything that is inverted here is a minor of an MDS matrix or a product of these, and therefore not zero.
+/// Nothing that is inverted here is zero: otherwise the hashes would differ from the published ones.
 fn invert(value: Base) -> Base {
     value.invert().unwrap_or(Base::ZERO)
 }
