@@ -214,7 +214,9 @@ def native_module_path() -> Path:
 
 
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
-    """Parse and validate posted JSON bodies. Takes about 0.25 ms per share.
+    """Parse and validate posted JSON bodies. Takes 0.1 ms per share, or 0.02 ms if several are validated in parallel.
+
+    That needs 8 shares and a processor with AVX-512 IFMA.
 
     The checks are made in this order: UTF-8, JSON, fields in the order of `helper.core.share.Share`, field elements
     and points, `shares_hash`, the share's commitment. Results for the commitments of a vote are cached.

@@ -22,11 +22,11 @@ pub const ELEMENT: usize = 32;
 
 /// A point of Pallas that is not the identity.
 #[derive(Clone, Copy)]
-pub struct Point {
+pub struct Point<W = Base> {
     /// x-coordinate.
-    pub x: Base,
+    pub x: W,
     /// y-coordinate.
-    pub y: Base,
+    pub y: W,
 }
 
 /// A canonical base field element.

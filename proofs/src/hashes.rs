@@ -1,10 +1,12 @@
 //! The protocol's hashes, and the checks of a share that use them.
+//!
+//! The hashes are of one share or of several in parallel ([`Word`]).
 
 use ff::{Field, PrimeField};
 
 use crate::errors::{Error, Result, Rule};
-use crate::fields::{Base, Point};
-use crate::poseidon::{poseidon, Prefix};
+use crate::fields::{Base, Encoded, Point};
+use crate::poseidon::{poseidon, Prefix, Word};
 
 /// Shares that a vote is split into.
 pub const SHARES: usize = 16;
@@ -15,49 +17,49 @@ const DOMAIN_VC: u64 = 1;
 const SHARE_SPEND: &[u8] = b"share spend";
 
 /// The commitment to one share: its blind and its ciphertext.
-pub fn share_commitment(blind: Base, c1: &Point, c2: &Point) -> Base {
+pub fn share_commitment<W: Word>(blind: W, c1: &Point<W>, c2: &Point<W>) -> W {
     poseidon(&[blind, c1.x, c2.x, c1.y, c2.y])
 }
 
 /// The hash of all share commitments of a vote.
-pub fn shares_hash(share_comms: &[Base; SHARES]) -> Base {
+pub fn shares_hash<W: Word>(share_comms: &[W; SHARES]) -> W {
     poseidon(share_comms)
 }
 
 /// The vote commitment: the leaf that a cast vote appends to the tree.
-pub fn vote_commitment(
-    round_id: Base,
-    shares_hash: Base,
-    proposal_id: u64,
-    vote_decision: u64,
-) -> Base {
+pub fn vote_commitment<W: Word>(
+    round_id: W,
+    shares_hash: W,
+    proposal_id: W,
+    vote_decision: W,
+) -> W {
     poseidon(&[
-        Base::from(DOMAIN_VC),
+        constant(Base::from(DOMAIN_VC)),
         round_id,
         shares_hash,
-        Base::from(proposal_id),
-        Base::from(vote_decision),
+        proposal_id,
+        vote_decision,
     ])
 }
 
 /// The nullifier of a share, which ensures that the share counts once.
 pub fn share_nullifier(vote_commitment: Base, share_index: u64, blind: Base) -> Base {
-    Vote::of(vote_commitment).nullifier(share_index, blind)
+    Vote::of(vote_commitment).nullifier(Base::from(share_index), blind)
 }
 
 /// Hash state that all shares of a vote have in common: half of the hashing of each.
 #[derive(Clone, Copy)]
-pub struct Vote {
+pub struct Vote<W = Base> {
     /// The vote commitment.
-    pub commitment: Base,
+    pub commitment: W,
     /// Hash state of the common prefix of its shares' nullifiers.
-    nullifiers: Prefix,
+    pub nullifiers: Prefix<W>,
 }
 
-impl Vote {
+impl<W: Word> Vote<W> {
     /// The vote of this commitment.
-    pub fn of(commitment: Base) -> Self {
-        let nullifiers = Prefix::with_pair(4, [share_spend_tag(), commitment]);
+    pub fn of(commitment: W) -> Self {
+        let nullifiers = Prefix::with_pair(4, [constant(share_spend_tag()), commitment]);
         Self {
             commitment,
             nullifiers,
@@ -65,9 +67,13 @@ impl Vote {
     }
 
     /// The nullifier of one of its shares.
-    pub fn nullifier(&self, share_index: u64, blind: Base) -> Base {
-        self.nullifiers.finish(&[Base::from(share_index), blind])
+    pub fn nullifier(&self, share_index: W, blind: W) -> W {
+        self.nullifiers.finish(&[share_index, blind])
     }
+}
+
+fn constant<W: Word>(value: Base) -> W {
+    W::repeat(&W::constant(value))
 }
 
 fn share_spend_tag() -> Base {
@@ -102,9 +108,9 @@ pub struct Share {
 /// The values derived from a valid share.
 pub struct ShareIds {
     /// The expected leaf at the share's position in the tree.
-    pub vote_commitment: Base,
+    pub vote_commitment: Encoded,
     /// The share's nullifier.
-    pub nullifier: Base,
+    pub nullifier: Encoded,
 }
 
 impl Share {
@@ -130,16 +136,18 @@ impl Share {
         Vote::of(vote_commitment(
             self.round_id,
             self.shares_hash,
-            self.proposal_id,
-            self.vote_decision,
+            Base::from(self.proposal_id),
+            Base::from(self.vote_decision),
         ))
     }
 
     /// Derives the ids from its vote, without any check.
     pub fn ids(&self, vote: &Vote) -> ShareIds {
         ShareIds {
-            vote_commitment: vote.commitment,
-            nullifier: vote.nullifier(self.share_index, self.primary_blind),
+            vote_commitment: vote.commitment.to_repr(),
+            nullifier: vote
+                .nullifier(Base::from(self.share_index), self.primary_blind)
+                .to_repr(),
         }
     }
 }

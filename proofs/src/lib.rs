@@ -3,6 +3,8 @@
 //!
 //! The Python package `proofs` is the only user and documents each function.
 
+#[cfg(target_arch = "x86_64")]
+mod batch;
 pub mod circuit;
 pub mod elgamal;
 pub mod errors;
@@ -12,6 +14,8 @@ pub mod hashes;
 pub mod json;
 pub mod k10;
 pub mod k11;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 pub mod pages;
 pub mod payload;
 pub mod poseidon;

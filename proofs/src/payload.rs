@@ -18,14 +18,13 @@ use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
 use base64::{engine::general_purpose::STANDARD, Engine};
-use ff::PrimeField;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::errors::{self, Error, Rule};
 use crate::fields::{base, base_array, point, Encoded};
-use crate::hashes::{Share, Vote, SHARES};
+use crate::hashes::{Share, ShareIds, Vote, SHARES};
 use crate::json::{self, Json};
 use crate::steps::count_steps;
 
@@ -200,25 +199,51 @@ impl Payload {
     }
 }
 
-/// Validates a body. The error is the first one in the order: JSON, fields, encodings, hashes.
-pub fn read(body: &[u8]) -> Result<Payload> {
+/// Validates bodies. The error of each is the first one in the order: JSON, fields, encodings, hashes.
+pub fn read_all(bodies: &[&[u8]]) -> Vec<Result<Payload>> {
+    let parsed: Vec<_> = bodies.iter().map(|body| parse(body)).collect();
+    let shares: Vec<&Payload> = parsed.iter().flatten().collect();
+    let mut ids = ids_in_parallel(&shares).into_iter();
+    let fill_in_ids = |parsed: Result<Payload>| {
+        let mut payload = parsed?;
+        let ids = match ids.next().flatten() {
+            Some(ids) => ids,
+            None => ids_of(&payload)?,
+        };
+        payload.vote_commitment = ids.vote_commitment;
+        payload.nullifier = ids.nullifier;
+        Ok(payload)
+    };
+    parsed.into_iter().map(fill_in_ids).collect()
+}
+
+/// The ids of shares whose encodings and hashes were found to be valid in parallel, if the processor can do that. A
+/// single share is faster without.
+fn ids_in_parallel(shares: &[&Payload]) -> Vec<Option<ShareIds>> {
+    #[cfg(target_arch = "x86_64")]
+    if shares.len() > 1 && crate::lanes::available() {
+        return crate::batch::ids_of(shares);
+    }
+    shares.iter().map(|_| None).collect()
+}
+
+/// Reads the fields of a body.
+fn parse(body: &[u8]) -> Result<Payload> {
     let text = std::str::from_utf8(body)
         .map_err(|error| Invalid::new(field_at(&body[..error.valid_up_to()]), Reason::NotUtf8))?;
     if body.len() <= SMALL_BODY {
-        return read_small(text);
+        return parse_small(text);
     }
     let reduced = members(text, &FIELDS).map_err(|offset| not_json(text, offset))?;
     if reduced.len() > SMALL_BODY {
         return Err(Invalid::new(BODY, Reason::TooLarge));
     }
-    read_small(&reduced)
+    parse_small(&reduced)
 }
 
-fn read_small(text: &str) -> Result<Payload> {
+fn parse_small(text: &str) -> Result<Payload> {
     let document = json::parse(text).map_err(|offset| not_json(text, offset))?;
-    let mut payload = read_fields(&Object::read(BODY, &document)?)?;
-    fill_in_ids(&mut payload)?;
-    Ok(payload)
+    read_fields(&Object::read(BODY, &document)?)
 }
 
 fn not_json(text: &str, offset: usize) -> Invalid {
@@ -246,7 +271,7 @@ fn read_fields(body: &Object) -> Result<Payload> {
 }
 
 /// Checks encodings and hashes, and derives the ids.
-fn fill_in_ids(payload: &mut Payload) -> Result<()> {
+fn ids_of(payload: &Payload) -> Result<ShareIds> {
     let share = decode(payload)?;
     let digest = digest(payload);
     let cached = cached_vote(&digest);
@@ -263,10 +288,7 @@ fn fill_in_ids(payload: &mut Payload) -> Result<()> {
         cache_vote(digest, vote);
         vote
     });
-    let ids = share.ids(&vote);
-    payload.vote_commitment = ids.vote_commitment.to_repr();
-    payload.nullifier = ids.nullifier.to_repr();
-    Ok(())
+    Ok(share.ids(&vote))
 }
 
 fn decode(payload: &Payload) -> Result<Share> {
@@ -581,7 +603,8 @@ fn offset(text: &[u8], line: usize, column: usize) -> usize {
 /// is two thirds of the work, and the same vote commitment and nullifier prefix, which are half of the rest.
 static VOTES: Mutex<Option<VoteCache>> = Mutex::new(None);
 
-type Digest = [u8; 32];
+/// A digest of all values that identify a vote.
+pub type Digest = [u8; 32];
 
 /// Two generations: when the younger one is full, it replaces the older one.
 #[derive(Default)]
@@ -590,8 +613,8 @@ struct VoteCache {
     old: HashMap<Digest, Vote>,
 }
 
-/// Digest of all values that identify a vote.
-fn digest(payload: &Payload) -> Digest {
+/// The digest of a share's vote.
+pub fn digest(payload: &Payload) -> Digest {
     let hash = blake2b_simd::Params::new()
         .hash_length(32)
         .to_state()
@@ -606,7 +629,8 @@ fn digest(payload: &Payload) -> Digest {
     digest
 }
 
-fn cached_vote(digest: &Digest) -> Option<Vote> {
+/// The vote of this digest, if it was checked.
+pub fn cached_vote(digest: &Digest) -> Option<Vote> {
     let cache = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = cache.as_ref()?;
     cache
@@ -616,7 +640,8 @@ fn cached_vote(digest: &Digest) -> Option<Vote> {
         .copied()
 }
 
-fn cache_vote(digest: Digest, vote: Vote) {
+/// Remembers a vote whose commitments are valid.
+pub fn cache_vote(digest: Digest, vote: Vote) {
     let mut cache = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = cache.get_or_insert_with(VoteCache::default);
     if cache.young.len() >= CACHED_VOTES / 2 {
@@ -628,8 +653,20 @@ fn cache_vote(digest: Digest, vote: Vote) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::{Base, ELEMENT};
+    use crate::hashes::{share_commitment, shares_hash};
     use crate::steps::require_linear;
+    use ff::{Field, PrimeField};
+    use group::{prime::PrimeCurveAffine, Curve, GroupEncoding};
+    use pasta_curves::pallas;
     use rand::{rngs::StdRng, Rng, SeedableRng};
+    use std::array::from_fn;
+
+    const TWO_VOTES: usize = 2 * SHARES;
+
+    fn read(body: &[u8]) -> Result<Payload> {
+        read_all(&[body]).remove(0)
+    }
 
     fn field_of(beginning: &str) -> String {
         field_at(beginning.as_bytes())
@@ -786,5 +823,148 @@ mod tests {
         );
         assert_eq!(members("[1]", &FIELDS).as_deref(), Ok("null"));
         assert_eq!(members("{\"a\":,", &FIELDS), Err(5));
+    }
+
+    /// The body of a share's POST.
+    fn body(share: &Payload) -> String {
+        let text = |bytes: &[u8]| STANDARD.encode(bytes);
+        let share_comms: Vec<_> = share.share_comms.chunks(ELEMENT).map(text).collect();
+        let round_id = hex::encode(share.round_id);
+        format!(
+            r#"{{"enc_share": {{"share_index": {}, "c1": "{}", "c2": "{}"}}, "vote_round_id": "{round_id}",
+            "proposal_id": {}, "vote_decision": {}, "tree_position": {}, "submit_at": {}, "shares_hash": "{}",
+            "share_comms": {share_comms:?}, "primary_blind": "{}"}}"#,
+            share.share_index,
+            text(&share.c1),
+            text(&share.c2),
+            share.proposal_id,
+            share.vote_decision,
+            share.tree_position,
+            share.submit_at,
+            text(&share.shares_hash),
+            text(&share.primary_blind),
+        )
+    }
+
+    /// The ids of a share, from the checks of a single share without the cache.
+    fn reference(payload: &Payload) -> Result<(Encoded, Encoded)> {
+        let share = decode(payload)?;
+        if !share.has_valid_shares_hash() {
+            let reason = Reason::Rule(Rule::SharesHash);
+            return Err(Invalid::new("shares_hash", reason));
+        }
+        if !share.has_valid_share_comm() {
+            let field = format_args!("share_comms[{}]", share.share_index);
+            return Err(Invalid::new(field, Reason::Rule(Rule::ShareComm)));
+        }
+        let ids = share.ids(&share.vote());
+        Ok((ids.vote_commitment, ids.nullifier))
+    }
+
+    /// The shares of a random vote, without ids.
+    fn vote(rng: &mut StdRng) -> Vec<Payload> {
+        let mut element = || Base::random(&mut *rng);
+        let round_id = element();
+        let blinds: [Base; SHARES] = from_fn(|_| element());
+        let points: [[Encoded; 2]; SHARES] = from_fn(|_| {
+            from_fn(|_| {
+                let scalar = pallas::Scalar::random(&mut *rng);
+                (pallas::Affine::generator() * scalar)
+                    .to_affine()
+                    .to_bytes()
+            })
+        });
+        let comms: [Base; SHARES] = from_fn(|i| {
+            let [c1, c2] = points[i].map(|bytes| point("point", &bytes).unwrap());
+            share_commitment(blinds[i], &c1, &c2)
+        });
+        let mut share_comms = [0; SHARES * ELEMENT];
+        for (slot, comm) in share_comms.chunks_exact_mut(ELEMENT).zip(&comms) {
+            slot.copy_from_slice(&comm.to_repr());
+        }
+        (0..SHARES)
+            .map(|index| Payload {
+                round_id: round_id.to_repr(),
+                share_index: index as u64,
+                proposal_id: 1 + index as u64 % 2,
+                vote_decision: 2,
+                tree_position: 3,
+                submit_at: 4,
+                shares_hash: shares_hash(&comms).to_repr(),
+                share_comms,
+                primary_blind: blinds[index].to_repr(),
+                c1: points[index][0],
+                c2: points[index][1],
+                vote_commitment: [0; 32],
+                nullifier: [0; 32],
+            })
+            .collect()
+    }
+
+    /// Replaces a value by one that is often invalid.
+    fn damage(share: &mut Payload, rng: &mut StdRng) {
+        let (_, other) = share
+            .share_comms
+            .split_at(rng.gen_range(0..SHARES) * ELEMENT);
+        let other: Encoded = other[..ELEMENT].try_into().unwrap();
+        let mut modulus = (-Base::ONE).to_repr();
+        modulus[0] += 1;
+        let field = match rng.gen_range(0..7) {
+            0 => &mut share.round_id,
+            1 => &mut share.shares_hash,
+            2 => &mut share.primary_blind,
+            3 => &mut share.c1,
+            4 => &mut share.c2,
+            5 => {
+                share.share_index = rng.gen_range(0..SHARES as u64);
+                return;
+            }
+            _ => {
+                let at = rng.gen_range(0..SHARES) * ELEMENT;
+                (&mut share.share_comms[at..at + ELEMENT])
+                    .try_into()
+                    .unwrap()
+            }
+        };
+        match rng.gen_range(0..8) {
+            0 => *field = [0; 32],
+            1 => *field = [0xff; 32],
+            2 => *field = modulus,
+            3 => *field = (-Base::ONE).to_repr(),
+            4 => field[31] ^= 0x80,
+            5 => field[rng.gen_range(0..32)] ^= 1 << rng.gen_range(0..8),
+            6 => *field = other,
+            _ => *field = rng.gen(),
+        }
+    }
+
+    /// Batches of valid and damaged shares get the same results as the shares alone. `RANDOM_SHARES` sets their number.
+    #[test]
+    fn batches_get_the_results_of_single_shares() {
+        let count = std::env::var("RANDOM_SHARES").map_or(10_000, |text| text.parse().unwrap());
+        let mut rng = StdRng::seed_from_u64(13);
+        let (mut valid, mut checked) = (0, 0);
+        while checked < count {
+            let mut shares = vote(&mut rng);
+            shares.extend(vote(&mut rng));
+            for _ in 0..rng.gen_range(0..TWO_VOTES) {
+                damage(&mut shares[rng.gen_range(0..TWO_VOTES)], &mut rng);
+            }
+            for _ in 0..TWO_VOTES {
+                shares.swap(rng.gen_range(0..TWO_VOTES), rng.gen_range(0..TWO_VOTES));
+            }
+            let bodies: Vec<_> = shares.iter().map(body).collect();
+            let size = rng.gen_range(1..=TWO_VOTES);
+            for (bodies, shares) in bodies.chunks(size).zip(shares.chunks(size)) {
+                let borrowed: Vec<_> = bodies.iter().map(|body| body.as_bytes()).collect();
+                for (found, share) in read_all(&borrowed).into_iter().zip(shares) {
+                    let found = found.map(|found| (found.vote_commitment, found.nullifier));
+                    valid += usize::from(found.is_ok());
+                    assert_eq!(found, reference(share));
+                }
+            }
+            checked += TWO_VOTES;
+        }
+        assert!(valid > count / 4, "{valid} of {count}");
     }
 }

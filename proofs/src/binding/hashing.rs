@@ -85,8 +85,8 @@ pub fn vote_commitment<'py>(
         Ok(hashes::vote_commitment(
             base("vote_round_id", round_id)?,
             base("shares_hash", shares_hash)?,
-            below("proposal_id", proposal_id.0, WIRE_LIMIT)?,
-            below("vote_decision", vote_decision.0, WIRE_LIMIT)?,
+            Base::from(below("proposal_id", proposal_id.0, WIRE_LIMIT)?),
+            Base::from(below("vote_decision", vote_decision.0, WIRE_LIMIT)?),
         ))
     })?;
     Ok(bytes(py, hash.to_repr()))

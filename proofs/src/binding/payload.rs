@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::{bytes, run};
-use crate::payload::{read, Payload, Value};
+use crate::payload::{read_all, Payload, Value};
 
 /// Whether a body is a valid share, and the fields of `proofs.ReadShare` or `proofs.InvalidShare`.
 type Outcome<'py> = (bool, Bound<'py, PyTuple>);
@@ -15,9 +15,7 @@ pub fn read_shares<'py>(
     bodies: Vec<Bound<'py, PyBytes>>,
 ) -> PyResult<Vec<Outcome<'py>>> {
     let borrowed: Vec<&[u8]> = bodies.iter().map(|body| body.as_bytes()).collect();
-    let results = run(py, || {
-        Ok(borrowed.iter().map(|body| read(body)).collect::<Vec<_>>())
-    })?;
+    let results = run(py, || Ok(read_all(&borrowed)))?;
     results
         .into_iter()
         .map(|result| match result {
