@@ -86,11 +86,12 @@ class PostgresEndpoint(CopyEndpoint):
             prepare_schema(self._connection, self._settings, self._keyring)
 
     def close(self) -> None:
-        """Disconnect, which releases the lock."""
+        """Release the lock and disconnect: the server may detect the end of the connection late."""
         if self._conn is not None:
             conn, self._conn, self._is_locked = self._conn, None, False
-            with suppress(psycopg.Error):
-                conn.close()
+            with suppress(psycopg.Error), conn:
+                conn.rollback()
+                conn.execute("SELECT pg_advisory_unlock_all()")
 
     # ------------------------------------------------------------------ statements
 
