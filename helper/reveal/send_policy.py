@@ -250,6 +250,7 @@ class SendState:
         unanswered: names of the nodes whose calls continue without a response, one for each call.
         verdicts: the last response of each node to the newest message, by node name.
         tx_hash: hash of the newest message.
+        other_roots: names of the nodes that checked the newest message with another root than its own.
     """
 
     fence: int | None = None
@@ -260,6 +261,7 @@ class SendState:
     unanswered: list[str] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     tx_hash: bytes = b""
+    other_roots: set[str] = field(default_factory=set)
 
     def start_send(self, tx_hash: bytes, node: str, now: float) -> None:
         """Record that a send of this message begins."""
@@ -271,7 +273,7 @@ class SendState:
     def use_message(self, tx_hash: bytes) -> None:
         """Drop what belongs to an earlier message."""
         if tx_hash != self.tx_hash:
-            self.tx_hash, self.message_sent_at, self.verdicts = tx_hash, None, {}
+            self.tx_hash, self.message_sent_at, self.verdicts, self.other_roots = tx_hash, None, {}, set()
 
 
 class SendStates:

@@ -295,9 +295,12 @@ class Sender:
         return is_ready
 
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
-        circuit = reveal.prepared.circuit
-        is_tried = bool(self._circuits.refusers.get(circuit)) and self._circuits.is_unproven(circuit)
-        is_refused = is_tried or self._is_refused(reveal)
+        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
+        refusers = self._circuits.refusers.get(circuit, set())
+        # The next proof is for the root of such a node: its response tells more about the circuit.
+        is_unchecked = any(node.name in state.other_roots - refusers for node in self._node_pool.usable_nodes)
+        is_tried = bool(refusers) and self._circuits.is_unproven(circuit)
+        is_refused = not is_unchecked and (is_tried or self._is_refused(reveal))
         node, result = (None, None) if is_refused else await self._find_result(reveal)
         if node is not None and result is not None and shows_spent(result):
             # Counted in a block that is not read yet: a new proof would be refused.
@@ -394,7 +397,10 @@ class Sender:
         was_held = node.penalty.hold_seconds > 0
         node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
         if outcome.verdict is Verdict.BAD_PROOF and not self._serves_root(node, reveal):
-            outcome = replace(outcome, verdict=Verdict.BEHIND)  # it has checked the proof with another root
+            outcome = replace(outcome, verdict=Verdict.BEHIND)
+            state = self._states.get(reveal.share_id)
+            state.use_message(reveal.prepared.tx_hash)
+            state.other_roots.add(node.name)
         await self._record_outcome(reveal, outcome.verdict, node)
         if was_held and outcome.verdict is Verdict.ACCEPTED:
             self._states.end_waits()  # the other shares wait for this node

@@ -300,6 +300,21 @@ async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or
     assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
 
 
+async def test_circuit_is_kept_until_each_node_has_checked_a_proof_with_its_root(pipeline: Pipeline) -> None:
+    pipeline.set_replies(BAD_PROOF_REPLY)
+    pipeline.circuits.select_initial("svote-test", "", "k10")
+    share = await pipeline.prepare_message()
+    (root,) = pipeline.prover.roots.values()
+    pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, root)}
+    for _ in range(REPROVE_BLOCKS + 2):
+        await pipeline.sender.send(share)
+        await pipeline.next_block()
+        await pipeline.sender.reconcile()
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+    assert pipeline.circuits.current == "k10"
+    assert list(pipeline.circuits.refusers) == ["k10"]
+
+
 async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipeline) -> None:
     async def accept_k11(body: dict[str, Any]) -> httpx.Response:
         pipeline.clock.advance(0.1)
