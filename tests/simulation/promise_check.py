@@ -57,6 +57,8 @@ class PromiseChecker:
         clock_wrong_until: loop second until which work started under a wrong clock may still run.
         wrong_height_spans: spans of loop seconds in which a node that is needed for agreement reported heights that
             rise at their own rate: ten of its blocks are not ten blocks of the chain.
+        old_height_spans: spans of loop seconds in which such a node was behind: a share that was sent then is sent
+            again once the node reports the height that the chain had already.
     """
 
     def __init__(self, plan: Scenario, event_log: EventLog, chain: SimChain, host: ServiceHost) -> None:
@@ -67,7 +69,8 @@ class PromiseChecker:
         self.shares: dict[bytes, TrackedShare] = {}
         self.clock_wrong_until = -1.0
         self.wrong_height_spans: list[tuple[float, float]] = []
-        self.broadcasts: dict[tuple[bytes, int], bytes] = {}
+        self.old_height_spans: list[tuple[float, float]] = []
+        self.broadcasts: dict[tuple[bytes, int], tuple[bytes, float]] = {}
         self.prover_faults: Counter[bytes] = Counter()
         self.worker_deaths: Counter[bytes] = Counter()
         self.spent_attempts: Counter[bytes] = Counter()
@@ -122,11 +125,11 @@ class PromiseChecker:
         self._last_message.pop(nullifier, None)
 
     def _check_one_broadcast_per_height(self, nullifier: bytes, height: int, message: RevealMessage) -> None:
-        previous = self.broadcasts.get((nullifier, height))
-        if previous is not None:
+        previous, sent_at = self.broadcasts.get((nullifier, height), (None, 0.0))
+        if previous is not None and not any(first <= sent_at <= last for first, last in self.old_height_spans):
             description = "the same bytes" if previous == message.tx_hash() else "other bytes"
             self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, description)
-        self.broadcasts[nullifier, height] = message.tx_hash()
+        self.broadcasts[nullifier, height] = message.tx_hash(), self._chain.now() - EPOCH
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
         """Record a prover fault, which may spend an attempt."""

@@ -287,6 +287,8 @@ class World:
                 self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
             if is_active and what is NodeFault.RESET and len(self.nodes) <= AGREEING_NODES:
                 self.promise_checker.wrong_height_spans.append((episode.start, episode.end))
+            if is_active and what is NodeFault.LAGGING and len(self.nodes) <= AGREEING_NODES:
+                self.promise_checker.old_height_spans.append((episode.start, episode.end))
         elif isinstance(what, ProverFault):
             self.provers.fault = what if is_active else None
         elif what in (ServiceFault.DISK_FULL, ServiceFault.DISK_ERROR):
