@@ -33,13 +33,6 @@ By default they grow to several megabytes, and a few hundred clients that read n
 gigabyte of the kernel.
 """
 
-KERNEL_UNSENT_BYTES: Final = 4096
-"""Bytes of a response that the kernel takes of a TCP connection beyond those that the client's window admits.
-
-The others wait here, where they count towards `MAX_UNSENT_BYTES`. Without this limit, 4,000 clients that read nothing
-of a response of 53 kB hold 330 MB of the kernel. It does not limit what is on its way to a client.
-"""
-
 LINGER_SECONDS: Final = 3.0
 """Seconds in which the rest of a body is discarded after a response that closes the connection.
 

@@ -78,7 +78,6 @@ from helper.errors import ClientLeft
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     DRAIN_SECONDS,
-    KERNEL_UNSENT_BYTES,
     LINGER_SECONDS,
     MAX_UNSENT_BYTES,
     READ_BYTES,
@@ -645,8 +644,6 @@ class Connection(asyncio.BufferedProtocol):
         sock: socket.socket = transport.get_extra_info("socket")
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
             progress.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
