@@ -251,6 +251,8 @@ class SendState:
         verdicts: the last response of each node to the newest message, by node name.
         tx_hash: hash of the newest message.
         other_roots: names of the nodes that checked the newest message with another root than its own.
+        spared_for: the nodes with another root for whose sake a refused circuit was kept when the share was last proven
+            anew.
     """
 
     fence: int | None = None
@@ -262,6 +264,7 @@ class SendState:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     tx_hash: bytes = b""
     other_roots: set[str] = field(default_factory=set)
+    spared_for: set[str] = field(default_factory=set)
 
     def start_send(self, tx_hash: bytes, node: str, now: float) -> None:
         """Record that a send of this message begins."""

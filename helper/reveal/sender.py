@@ -297,8 +297,9 @@ class Sender:
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
         circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
         refusers = self._circuits.refusers.get(circuit, set())
-        # The next proof is for the root of such a node: its response tells more about the circuit.
-        is_unchecked = any(node.name in state.other_roots - refusers for node in self._node_pool.usable_nodes)
+        # The next proof is for the root of such a node, if its tree has the leaf, and its response tells more.
+        unchecked = {node.name for node in self._node_pool.usable_nodes} & state.other_roots - refusers
+        is_unchecked, state.spared_for = bool(unchecked - state.spared_for), unchecked
         is_tried = bool(refusers) and self._circuits.is_unproven(circuit)
         is_refused = not is_unchecked and (is_tried or self._is_refused(reveal))
         node, result = (None, None) if is_refused else await self._find_result(reveal)
