@@ -48,6 +48,11 @@ class ShareState(IntEnum):
     BROADCAST = 4
     """May have been sent. Its message was stored before the first byte was sent."""
 
+    @property
+    def text(self) -> str:
+        """The name in commands, documents and metrics."""
+        return self.name.lower()
+
 
 TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyType(
     {

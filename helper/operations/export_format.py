@@ -113,7 +113,7 @@ def encode_share_line(exported: ExportedShare) -> bytes:
     line = {
         "share": generation_of_kind(exported.share.kind).to_payload(exported.share),
         "received_ms": exported.received_ms,
-        "state": exported.state.name.lower(),
+        "state": exported.state.text,
         "due_ms": exported.due_ms,
         "attempts": exported.attempts,
         "crashes": exported.crashes,

@@ -268,7 +268,7 @@ class OperatorActions:
         states = (await self._store.count_shares()).get(round_id, {})
 
         async def work(counts: Counter[str]) -> None:
-            counts.update({state.name.lower(): number for state, number in states.items()})
+            counts.update({state.text: number for state, number in states.items()})
             if not dry_run:
                 await self._store.run_batches(round_operations.purge, round_id)
                 if self._rounds is not None:
@@ -276,7 +276,7 @@ class OperatorActions:
                 await self._store.wait_for_erasure()
 
         counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
-        return {**{state.name.lower(): 0 for state in ShareState}, **counts}
+        return {**{state.text: 0 for state in ShareState}, **counts}
 
     async def rescan(self, actor: Actor, first: int) -> tuple[Ledger, Rescan]:
         """Request that the service reads the blocks from `first` to its newest one again; see `Store.begin_rescan`.
@@ -371,7 +371,7 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
     """The action's arguments for the audit log, without share references: the log outlives the shares."""
     arguments = {
         "round": None if share_filter.round_id is None else share_filter.round_id.hex(),
-        "state": None if share_filter.state is None else share_filter.state.name.lower(),
+        "state": None if share_filter.state is None else share_filter.state.text,
         "stage": share_filter.stage,
         "due_before": None if share_filter.due_before_ms is None else share_filter.due_before_ms // 1000,
         "named": ref_count or None,

@@ -295,28 +295,34 @@ class Sender:
         return is_ready
 
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
-        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
-        refusers = self._circuits.refusers.get(circuit, set())
-        # The next proof is for the root of such a node, if its tree has the leaf, and its response tells more.
-        unchecked = {node.name for node in self._node_pool.usable_nodes} & state.other_roots - refusers
-        is_unchecked, state.spared_for = bool(unchecked - state.spared_for), unchecked
-        is_tried = bool(refusers) and self._circuits.is_unproven(circuit)
-        is_refused = not is_unchecked and (is_tried or self._is_refused(reveal))
+        is_refused = self._shows_refused_circuit(reveal)
         node, result = (None, None) if is_refused else await self._find_result(reveal)
-        if node is not None and result is not None and shows_spent(result):
-            # Counted in a block that is not read yet: a new proof would be refused.
-            await self._record_outcome(reveal, Verdict.SPENT, node)
-            return None
-        if is_refused or (
-            node is not None
-            and result is not None
-            and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
-            and self._serves_root(node, reveal)
-        ):
-            # Every node that checked the proof refused it, and the others had ten blocks to accept it.
-            self._refuse_circuit(circuit)
+        if node is not None and result is not None:
+            if shows_spent(result):
+                # Counted in a block that is not read yet: a new proof would be refused.
+                await self._record_outcome(reveal, Verdict.SPENT, node)
+                return None
+            is_bad_proof = classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
+            is_refused = is_bad_proof and self._serves_root(node, reveal)
+        if is_refused:
+            self._refuse_circuit(reveal.prepared.circuit)
         await self._requeue(reveal.share_id, reason)
         return None
+
+    def _shows_refused_circuit(self, reveal: SentReveal) -> bool:
+        """Whether the responses to a message that was not confirmed show that the chain refuses its circuit.
+
+        Every node that checked the proof refused it, and the others had ten blocks to accept it. A node that checked it
+        with another root has said nothing, and the next proof of the share is for its root, if its tree has the leaf:
+        the circuit is kept once for its sake.
+        """
+        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
+        refusers = self._circuits.refusers.get(circuit, set())
+        usable = {node.name for node in self._node_pool.usable_nodes}
+        before, state.spared_for = state.spared_for, (state.other_roots & usable) - refusers
+        if not state.spared_for <= before:
+            return False
+        return self._is_refused(reveal) or (bool(refusers) and self._circuits.is_unproven(circuit))
 
     def _refuse_circuit(self, circuit: str) -> None:
         head = self._node_pool.head

@@ -188,7 +188,7 @@ def actions_json(actions: Sequence[ActionRow], *, source: Source) -> dict[str, A
 def _next_attempt(details: ShareDetails) -> float | None:
     """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
     entry, end = details.entry, details.vote_end_time
-    is_scheduled = entry.state == enum_name(ShareState, ShareState.RECEIVED) and (end is None or entry.due < end)
+    is_scheduled = entry.state == ShareState.RECEIVED.text and (end is None or entry.due < end)
     return entry.due if is_scheduled else None
 
 

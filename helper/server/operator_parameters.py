@@ -86,7 +86,7 @@ def _state(text: str) -> ShareState:
     try:
         return ShareState[text.upper()]
     except KeyError:
-        names = ", ".join(state.name.lower() for state in ShareState)
+        names = ", ".join(state.text for state in ShareState)
         raise UsageError(f"state must be one of {names}") from None
 
 

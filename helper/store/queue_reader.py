@@ -109,7 +109,7 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
     return QueueEntry(
         ref=share_ref(row.mac),
         round=row.round_id.hex(),
-        state=ShareState(row.state).name.lower(),
+        state=ShareState(row.state).text,
         submit_at=row.submit_at,
         due=row.due_ms / 1000,
         attempts=row.attempts,
@@ -121,8 +121,9 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
 
 
 def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
-    name = state.name.lower()
-    return QueueEntry(ref, round_id.hex(), name, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
+    return QueueEntry(
+        ref, round_id.hex(), state.text, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True
+    )
 
 
 def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:

@@ -32,7 +32,7 @@ from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, is_sound, read_key
 _VERSIONS_AT: Final = 18
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
 """Bytes 18 and 19 of a copy, so that it can be opened without a WAL. The helper enables the WAL again."""
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a copy there has no name and is private
 _MAX_PROBLEMS: Final = 20
 
 

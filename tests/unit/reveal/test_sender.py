@@ -300,7 +300,7 @@ async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or
     assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
 
 
-async def test_circuit_is_kept_until_each_node_has_checked_a_proof_with_its_root(pipeline: Pipeline) -> None:
+async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another_root(pipeline: Pipeline) -> None:
     pipeline.set_replies(BAD_PROOF_REPLY)
     pipeline.circuits.select_initial("svote-test", "", "k10")
     share = await pipeline.prepare_message()
