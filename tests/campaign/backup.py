@@ -83,7 +83,8 @@ async def _run_cycle(
         wallets.post_shares(votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
     ) as posting:
         await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
-        output = setting.directory / "backup.age"
+        # no command replaces an existing file
+        output = setting.directory / f"backup-{len(losses.unprotected_spans)}.age"
         backup_started_at = time.time()
         await _create_backup(setting, findings, helper, output, votes)
         await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 2)
