@@ -19,7 +19,7 @@ from tests.simulation.chain import EPOCH, SimChain, SimRound, prove_reveal
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot
 from tests.simulation.host import ServiceHost, UnreachableError
-from tests.simulation.node import FALSE_RESPONSE_FAULTS, NodeFault, SimNode
+from tests.simulation.node import FALSE_RESPONSE_FAULTS, OLD_HEIGHT_FAULTS, NodeFault, SimNode
 from tests.simulation.promise_check import PromiseChecker, TrackedShare
 from tests.simulation.prover import ProverFault, SimProvers
 from tests.simulation.scenario import (
@@ -287,7 +287,7 @@ class World:
                 self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
             if is_active and what is NodeFault.RESET and len(self.nodes) <= AGREEING_NODES:
                 self.promise_checker.wrong_height_spans.append((episode.start, episode.end))
-            if is_active and what is NodeFault.LAGGING and len(self.nodes) <= AGREEING_NODES:
+            if is_active and what in OLD_HEIGHT_FAULTS and len(self.nodes) <= AGREEING_NODES:
                 self.promise_checker.old_height_spans.append((episode.start, episode.end))
         elif isinstance(what, ProverFault):
             self.provers.fault = what if is_active else None
