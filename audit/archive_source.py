@@ -14,7 +14,7 @@ from audit.documents import FINALIZED, RoundFacts, parse_round_facts
 from audit.source import AuditBlock, AuditSource, AuditTx, DataMissing
 from audit.transactions import is_of_round
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
-from helper.object_store.bucket import Bucket
+from helper.object_store import Bucket
 from helper.operations.archive_reader import ArchivedRound, list_blocks, read_blocks, read_round
 from helper.operations.archived_objects import RoundManifest, documents_name, manifest_name, pack_documents
 from proofs import CircuitInfo

@@ -21,7 +21,7 @@ from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
 from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock, SystemClock
 from helper.errors import HelperError
-from helper.object_store.bucket import Bucket
+from helper.object_store import Bucket
 from helper.observability.log_config import configure
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
 from helper.operations.archived_objects import StoredAudit, audit_name

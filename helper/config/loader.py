@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from helper.config.sections import Config, find_contradictions
 from helper.config.settings_file import (
     CREDENTIALS,
+    CREDENTIALS_DIRECTORY,
     ENV_PREFIX,
     FILE_CREDENTIALS,
     NON_SETTING_VARIABLES,
@@ -25,7 +26,6 @@ from helper.config.settings_file import (
 from helper.config.settings_text import SECTIONS, describe_validation_error, parse_value
 from helper.core.json_records import fact
 from helper.errors import ConfigError
-from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 
 Key = tuple[str, str]
 """Section and key."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from helper.config.settings_file import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME
 from helper.config.value_types import (
     BlankUrl,
+    BucketLocation,
     BucketUrl,
     DatabaseUrl,
     FilePath,
@@ -41,7 +42,6 @@ from helper.config.value_types import (
 )
 from helper.core.text_forms import Network
 from helper.errors import ConfigError
-from helper.object_store.bucket import BucketLocation, S3Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,10 +431,6 @@ class S3Section(Section):
     timeout_seconds: Number = Field(
         10, gt=0, le=60, description="Timeout of a request to the object store, in seconds."
     )
-
-    def to_settings(self) -> S3Settings:
-        """Return the settings of the object store client."""
-        return S3Settings(**self.model_dump())
 
 
 class ArchiveSection(Section):

@@ -23,6 +23,8 @@ ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
 ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a variable name
 NON_SETTING_VARIABLES: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables with the prefix that are not settings."""
+CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
+"""Environment variable: the directory of the credentials that a service manager passes (systemd.exec(5))."""
 CREDENTIALS: Final = {
     ("helper", "api_token"): "api-token",
     ("operator", "token"): "operator-token",

@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from helper.core.text_forms import is_loopback
-from helper.object_store.bucket import BucketLocation
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a unix socket on Linux: `sun_path` has 108 bytes, the last one is zero."""
 _ONION_ADDRESS: Final = re.compile(r"[a-z2-7]{56}\.onion")
 _CHECKSUM_PARAMETER: Final = "checksum"
 _CHECKSUM: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PATH_SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,37 @@ class PinnedUrl:
     def matches(self, content: bytes) -> bool:
         """Whether content has the pinned SHA-256, or none is pinned."""
         return self.sha256 is None or sha256(content).digest() == self.sha256
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLocation:
+    """A bucket and a path in it, without leading or trailing slashes ("" for the entire bucket)."""
+
+    bucket: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> BucketLocation:
+        """Parse `s3://bucket` or `s3://bucket/some/path`.
+
+        Raises:
+            ValueError: the text is not a location; the message says why.
+        """
+        scheme, separator, rest = text.partition("://")
+        if scheme != "s3" or not separator:
+            raise ValueError("must have the form s3://bucket/path")
+        bucket, _, path = rest.partition("/")
+        if not _BUCKET.fullmatch(bucket):
+            raise ValueError("has an invalid bucket name (3 to 63 lower-case letters, digits, dots and hyphens)")
+        path = path.removesuffix("/")
+        for segment in path.split("/") if path else ():
+            if not _PATH_SEGMENT.fullmatch(segment) or segment in {".", ".."}:
+                raise ValueError("has an invalid path: letters, digits and !_.*'()=- between single slashes")
+        return cls(bucket, path)
+
+    def __str__(self) -> str:
+        """Return the location as a URL."""
+        return f"s3://{self.bucket}/{self.path}" if self.path else f"s3://{self.bucket}"
 
 
 def _or_blank(validate: Callable[[str], str]) -> Callable[[str], str]:

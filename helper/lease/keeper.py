@@ -178,7 +178,7 @@ def _create_s3_lease(config: Config, clock: Clock, env: Mapping[str, str]) -> Le
     if config.sender.lease_location is None or not ROLES[config.helper.role].can_send:
         return None
     return create_s3_lease(
-        config.s3.to_settings(),
+        config.s3,
         config.sender.lease_location,
         host=get_host_name(config),
         clock=clock,

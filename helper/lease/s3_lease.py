@@ -28,10 +28,11 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.clock import Clock
+from helper.config.sections import S3Section
+from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease.sender_lease import Moment, Term
-from helper.object_store.bucket import Bucket, BucketLocation, S3Settings, StoredObject
-from helper.object_store.s3_bucket import open_bucket
+from helper.object_store import Bucket, StoredObject, open_bucket
 
 MAX_LEASE_SECONDS: Final = 300.0
 """Longest accepted lease in seconds, so that an incorrect object cannot block all hosts indefinitely."""
@@ -408,7 +409,7 @@ class S3Lease:
 
 
 def create_s3_lease(
-    settings: S3Settings,
+    settings: S3Section,
     location: BucketLocation,
     *,
     host: str,

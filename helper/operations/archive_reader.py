@@ -13,10 +13,10 @@ import structlog
 from helper.chain.node_pool import gather_limited
 from helper.clock import Clock
 from helper.config.sections import Config
+from helper.config.value_types import BucketLocation
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ConfigError, HelperError, ProofBundleError
-from helper.object_store.bucket import Bucket, BucketLocation
-from helper.object_store.s3_bucket import open_bucket
+from helper.object_store import Bucket, open_bucket
 from helper.operations.archived_objects import (
     AUDITS,
     ArchivedBlock,
@@ -52,7 +52,7 @@ def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) ->
     """
     if not config.archive.place:
         raise ConfigError("[archive] place is not set")
-    return open_bucket(config.s3.to_settings(), BucketLocation.parse(config.archive.place), clock=clock, env=env)
+    return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock, env=env)
 
 
 async def find_bundle(

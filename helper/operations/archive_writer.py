@@ -21,7 +21,7 @@ from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
-from helper.object_store.bucket import Bucket
+from helper.object_store import Bucket
 from helper.observability.service_state import ArchiveState
 from helper.operations.archived_objects import (
     PART_BLOCKS,

@@ -25,7 +25,7 @@ from helper.config.sections import Config, HelperSection
 from helper.core.json_records import HEX_32
 from helper.core.log_limits import LoggedProblem
 from helper.errors import AuditError, HelperError
-from helper.object_store.bucket import Bucket
+from helper.object_store import Bucket
 from helper.operations.archived_objects import AUDITS, MANIFESTS, parse_round_object
 
 log = structlog.get_logger("helper.audit")

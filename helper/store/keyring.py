@@ -19,8 +19,8 @@ from typing import Final
 from nacl.bindings import crypto_secretbox, crypto_secretbox_open
 from nacl.exceptions import CryptoError
 
+from helper.config.settings_file import CREDENTIALS_DIRECTORY
 from helper.errors import StoreCorrupt, StoreError, StoreKeyError
-from helper.object_store.bucket import CREDENTIALS_DIRECTORY
 from helper.store.null_cipher import KEY_ID_BYTES, NONCE_BYTES, TAG_BYTES, DecryptionError
 
 KEY_BYTES: Final = 32

@@ -24,7 +24,7 @@ import pytest
 from helper.clock import SystemClock
 from helper.errors import LeaseError
 from helper.lease.s3_lease import LeaseRecord, S3Lease
-from helper.object_store.bucket import Bucket
+from helper.object_store import Bucket
 from tests.deploy.object_store_programs import install_s3rver, install_versitygw, versitygw_command
 from tests.deploy.prerequisites import skip_or_fail
 from tests.integration.conftest import chain, era, http, started_chains  # noqa: F401 - fixtures of the tests below

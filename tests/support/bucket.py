@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from helper.errors import BucketError
-from helper.object_store.bucket import StoredObject
+from helper.object_store import Bucket, StoredObject
 
 T = TypeVar("T")
 Transport = Callable[[str, Callable[[], T]], Awaitable[T]]
 
 
-class MemoryBucket:
-    """Implements `helper.object_store.bucket.Bucket`. Each condition and its write are atomic.
+class MemoryBucket(Bucket):
+    """A bucket without a store. Each condition and its write are atomic.
 
     Attributes:
         failing_writes: number of next writes that fail without effect.
@@ -57,9 +57,9 @@ class MemoryBucket:
 
         return await self.request("put", replace_if_unchanged)
 
-    async def list_names(self, directory: str) -> list[str]:
+    async def list_names(self, folder: str) -> list[str]:
         return await self.request(
-            "list", lambda: sorted(name for name in self.objects if name.startswith(f"{directory}/"))
+            "list", lambda: sorted(name for name in self.objects if name.startswith(f"{folder}/"))
         )
 
     async def list_folders(self) -> list[str]:

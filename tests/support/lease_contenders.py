@@ -18,11 +18,12 @@ from typing import Final
 import structlog
 
 from helper.clock import SystemClock
+from helper.config.sections import S3Section
+from helper.config.value_types import BucketLocation
 from helper.errors import BucketError
 from helper.lease.keeper import LeaseKeeper
 from helper.lease.s3_lease import create_s3_lease
-from helper.object_store.bucket import BucketLocation, S3Settings
-from helper.object_store.s3_bucket import open_bucket
+from helper.object_store import open_bucket
 from tests.support.s3 import BUCKET_NAME
 
 LEASE_OBJECT: Final = "contest/sender.json"
@@ -31,7 +32,7 @@ MARK_SECONDS: Final = 0.05
 
 
 async def contend(url: str, name: str, seconds: float) -> None:
-    clock, settings = SystemClock(), S3Settings(endpoint=url)
+    clock, settings = SystemClock(), S3Section(endpoint=url)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     lease = create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds)
     marks = open_bucket(

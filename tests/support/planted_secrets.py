@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from helper.config.settings_file import CREDENTIALS
-from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.object_store import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 
 REPO_ROOT = Path(__file__).parents[2]
 SECRET = "planted-7f3a9c"

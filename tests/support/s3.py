@@ -27,9 +27,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import httpx
 
 from helper.clock import SystemClock
+from helper.config.sections import S3Section
+from helper.config.value_types import BucketLocation
 from helper.lease.s3_lease import NO_HOLDER, LeaseRecord
-from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
-from helper.object_store.s3_bucket import S3Bucket, open_bucket
+from helper.object_store import Bucket, open_bucket
 from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
 CREDENTIALS_ENV: Final = {
@@ -200,9 +201,9 @@ class ObjectStoreProcess(ChildProcess):
 
     def open_bucket_client(
         self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, url: str = "", **settings: Any
-    ) -> S3Bucket:
+    ) -> Bucket:
         """Open the bucket with the product's client, at another URL of the store if one is given."""
-        section = S3Settings(endpoint=url or self.url, **settings)
+        section = S3Section(endpoint=url or self.url, **settings)
         return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
     async def set_faults(self, **switches: object) -> None:

@@ -22,7 +22,7 @@ from helper.cli.main import COMMANDS
 from helper.config.loader import load
 from helper.config.sections import ROLES, Config
 from helper.config.settings_file import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
-from helper.object_store.bucket import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.object_store import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.listening import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings

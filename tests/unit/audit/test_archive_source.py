@@ -16,7 +16,7 @@ from audit.auditor import Audit, audit_round
 from audit.check_results import CHECKS, Verdict
 from audit.source import AuditTx
 from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
-from helper.object_store.bucket import StoredObject
+from helper.object_store import StoredObject
 from helper.operations import archived_objects
 from helper.operations.archive_reader import list_blocks, read_finished_round
 from helper.operations.archived_objects import (

@@ -25,7 +25,7 @@ import proofs
 from audit.check_results import CHECKS
 from helper.chain import node_pool
 from helper.chain.reveal_transaction import RevealMessage
-from helper.object_store.bucket import StoredObject
+from helper.object_store import StoredObject
 from helper.operations.archived_objects import (
     IndexEntry,
     bundle_name,

@@ -13,7 +13,7 @@ import pytest
 from helper.chain.chain_data import RoundAuthentication
 from helper.cli import queue
 from helper.clock import SystemClock
-from helper.object_store.bucket import StoredObject
+from helper.object_store import StoredObject
 from helper.operations.archived_objects import IndexEntry, bundle_name, encode_index, index_name, part_of_height
 from helper.operations.proof_bundle import pack_bundle
 from helper.store import rounds

@@ -11,10 +11,12 @@ from typing import TypeVar
 import pytest
 
 from helper.clock import Clock
+from helper.config.sections import S3Section
+from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease import Lease
 from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseObservation, LeaseRecord, S3Lease, create_s3_lease
-from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
+from helper.object_store import StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 
@@ -405,7 +407,7 @@ def test_lease_longer_than_limit_is_refused() -> None:
 
 def test_lease_url_without_object_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has no object name.*s3://votes/sender\.json"):
-        create_s3_lease(S3Settings(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
+        create_s3_lease(S3Section(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
 
 
 def test_observation_waits_for_longer_of_both_durations() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from helper.config.value_types import BucketLocation
 from helper.errors import ConfigError
-from helper.object_store.bucket import AccessKeys, BucketLocation, find_credentials_file, read_access_keys
+from helper.object_store import AccessKeys, find_credentials_file, read_access_keys
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from helper.clock import SystemClock
+from helper.config.sections import S3Section
+from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease.s3_lease import LeaseRecord, S3Lease
-from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
-from helper.object_store.s3_bucket import open_bucket
+from helper.object_store import Bucket, open_bucket
 from tests.support.clock import FakeClock
 from tests.support.process import find_free_port
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease
@@ -130,14 +131,14 @@ async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     await store.set_faults(delay=0.5)
     with pytest.raises(BucketError):
         await store.open_bucket_client(seconds=0.1).get("a")
-    unreachable = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
+    unreachable = S3Section(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
         await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
 
 
 async def test_same_store_error_has_same_message() -> None:
     bucket = open_bucket(
-        S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}"),
+        S3Section(endpoint=f"http://127.0.0.1:{find_free_port()}"),
         BucketLocation(BUCKET_NAME, ""),
         clock=SystemClock(),
         env={},
@@ -164,7 +165,7 @@ async def test_store_error_message_contains_only_response_code(status: int) -> N
     async with serve_connections(refuse) as port:
         address = f"http://127.0.0.1:{port}"
         bucket = open_bucket(
-            S3Settings(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
+            S3Section(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
         )
         for request in (bucket.get("a"), bucket.create("a", b""), bucket.list_names("a")):
             with pytest.raises(BucketError, match=rf"{status}.*\(ExpiredToken\)$") as caught:
@@ -206,7 +207,7 @@ async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStor
 async def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigError, match="s3://votes needs obstore") as caught:
-        open_bucket(S3Settings(), BucketLocation("votes", ""), clock=SystemClock(), env={})
+        open_bucket(S3Section(), BucketLocation("votes", ""), clock=SystemClock(), env={})
     assert caught.value.advice == "pip install 'svote-helper[s3]'"
 
 

@@ -15,7 +15,7 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
-from helper.object_store.bucket import StoredObject
+from helper.object_store import StoredObject
 from helper.observability.service_state import ArchiveState
 from helper.operations.archive_reader import find_bundle
 from helper.operations.archive_writer import ArchiveWriter

@@ -1,10 +1,16 @@
-"""Buckets over obstore, a binding of the Rust crate object_store."""
+"""Buckets of S3-compatible object stores, over obstore, a binding of the Rust crate object_store.
+
+A bucket has small named objects, with conditional writes. A credentials file is one of S3 tools: an INI file with one
+section per profile.
+"""
 
 from __future__ import annotations
 
+import configparser
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,15 +20,10 @@ import anyio
 import anyio.to_thread
 
 from helper.clock import Clock
+from helper.config.sections import S3Section
+from helper.config.settings_file import CREDENTIALS_DIRECTORY
+from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError
-from helper.object_store.bucket import (
-    PROFILE_VARIABLE,
-    BucketLocation,
-    S3Settings,
-    StoredObject,
-    find_credentials_file,
-    read_access_keys,
-)
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -44,20 +45,79 @@ _THROTTLED: Final = re.compile(r"status code: 429\b|<Code>SlowDown</Code>")
 _DURATION: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
 _STATUS_AND_BODY: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
 _ERROR_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+SYSTEMD_CREDENTIAL: Final = "s3-credentials"
+"""Name of the file as a systemd credential (systemd.exec(5), LoadCredential)."""
+CREDENTIALS_FILE_VARIABLE: Final = "AWS_SHARED_CREDENTIALS_FILE"
+PROFILE_VARIABLE: Final = "AWS_PROFILE"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object: its bytes and the ETag of this version."""
+
+    body: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKeys:
+    """Keys that sign requests. Not part of the representation, so that they are never logged."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+
+
+def find_credentials_file(configured: str, env: Mapping[str, str]) -> Path | None:
+    """Find the credentials file: the configured one, the systemd credential, or the environment's.
+
+    Returns:
+        None if there is none. The client then finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web
+        identity, or the role of the container or machine.
+    """
+    if configured:
+        return Path(configured)
+    if folder := env.get(CREDENTIALS_DIRECTORY):
+        credential = Path(folder, SYSTEMD_CREDENTIAL)
+        if credential.exists():
+            return credential
+    return Path(env[CREDENTIALS_FILE_VARIABLE]) if env.get(CREDENTIALS_FILE_VARIABLE) else None
+
+
+def read_access_keys(path: Path, profile: str = "default") -> AccessKeys:
+    """Read the keys of a profile from a credentials file.
+
+    Raises:
+        ConfigError: it cannot be read or has no keys. The message quotes nothing from the file.
+    """
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, configparser.Error):
+        raise ConfigError(f"{path} is not a credentials file: [{profile}], then aws_access_key_id = …") from None
+    if not parser.has_section(profile):
+        raise ConfigError(f"{path} has no section [{profile}]")
+    section = parser[profile]
+    access, secret = section.get("aws_access_key_id", ""), section.get("aws_secret_access_key", "")
+    if not access or not secret:
+        raise ConfigError(f"{path}: [{profile}] needs aws_access_key_id and aws_secret_access_key")
+    return AccessKeys(access, secret, section.get("aws_session_token") or None)
 
 
 def open_bucket(
-    settings: S3Settings,
+    settings: S3Section,
     location: BucketLocation,
     *,
     clock: Clock,
     env: Mapping[str, str],
     seconds: float | None = None,
-) -> S3Bucket:
+) -> Bucket:
     """Open a bucket. Makes no request.
 
     Args:
-        settings: connection settings.
+        settings: section [s3] of the settings.
         location: bucket and path.
         clock: the source of time.
         env: the environment, for the credentials file.
@@ -89,7 +149,7 @@ def open_bucket(
         retry_config={"max_retries": 0, "retry_timeout": timeout},
         credential_provider=provider,
     )
-    return S3Bucket(store, location, timeout.total_seconds())
+    return Bucket(store, location, timeout.total_seconds())
 
 
 def _read_credential(file: Path, profile: str, clock: Clock) -> S3Credential:
@@ -102,10 +162,13 @@ def _read_credential(file: Path, profile: str, clock: Clock) -> S3Credential:
     }
 
 
-class S3Bucket:
-    """A `helper.object_store.bucket.Bucket` over an S3 store.
+class Bucket:
+    """Named objects below one path of a store.
 
-    Each request is a blocking call of the library in a worker thread. The asynchronous calls of the library complete in
+    Each method except `list_names` makes one request, without retry and with a time limit. All raise BucketError if the
+    outcome is unknown (a write may have been done), and BucketRefused if the store denies access.
+
+    A request is a blocking call of the library in a worker thread. The asynchronous calls of the library complete in
     its own threads, which hold Python objects and abort a process that exits at that moment.
 
     Args:
@@ -124,7 +187,7 @@ class S3Bucket:
         self._threads = anyio.CapacityLimiter(_MAX_REQUESTS)
 
     async def get(self, name: str) -> StoredObject | None:
-        """See `Bucket`."""
+        """Return an object, None if it does not exist."""
         try:
             return await self._request(f"read {name}", partial(self._get, name))
         except FileNotFoundError:
@@ -137,17 +200,26 @@ class S3Bucket:
         return StoredObject(bytes(result.bytes()), self._require_etag(result.meta["e_tag"], name))
 
     async def put(self, name: str, body: bytes) -> None:
-        """See `Bucket`."""
+        """Write an object unconditionally."""
         with self._existing_bucket():
             await self._request(f"write {name}", lambda: self._api.put(self._store, name, body, use_multipart=False))
 
     async def create(self, name: str, body: bytes) -> str | None:
-        """See `Bucket`."""
+        """Write an object if it does not exist.
+
+        Returns:
+            Its ETag; None if it was not written, because it exists or another write was in progress.
+        """
         with self._existing_bucket():
             return await self._write_if(name, body, "create")
 
     async def replace(self, name: str, body: bytes, tag: str) -> str | None:
-        """See `Bucket`."""
+        """Replace an object if its ETag is `tag`.
+
+        Returns:
+            The new ETag; None if it was not written, because the version differs, the object is missing, or another
+            write was in progress.
+        """
         try:
             return await self._write_if(name, body, {"e_tag": tag})
         except FileNotFoundError:
@@ -162,7 +234,7 @@ class S3Bucket:
         return self._require_etag(written["e_tag"], name)
 
     async def list_names(self, folder: str) -> list[str]:
-        """See `Bucket`."""
+        """Return the names of all objects below a directory, sorted. May need several requests."""
 
         def list_all() -> list[str]:
             return [meta["path"] for page in self._api.list(self._store, folder, chunk_size=1000) for meta in page]
@@ -171,7 +243,7 @@ class S3Bucket:
             return sorted(await self._request(f"list {folder}", list_all, bounded=False))
 
     async def list_folders(self) -> list[str]:
-        """See `Bucket`."""
+        """Return the directories directly below the path, sorted."""
         with self._existing_bucket():
             listed = await self._request("list directories", lambda: self._api.list_with_delimiter(self._store))
             return sorted(path.rpartition("/")[2] for path in listed["common_prefixes"])

@@ -1,1 +1,0 @@
-"""S3-compatible object stores: small named objects with conditional writes."""
