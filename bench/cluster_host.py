@@ -29,8 +29,7 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import SystemClock
 from helper.core.dispatch_order import BacklogLimits
 from helper.core.load_forecast import MAX_REVEALS_PER_BLOCK
-from helper.lease.keeper import LeaseKeeper
-from helper.lease.sender_lease import DatabaseLease
+from helper.lease import DatabaseLease, LeaseKeeper
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate

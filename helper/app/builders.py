@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 
+from helper.app.cluster import POLL_SECONDS, SendLoop
 from helper.app.gates import Gates
 from helper.chain.block_reader import RevealHistory
 from helper.chain.commitment_trees import CommitmentTreeSync
@@ -19,11 +20,10 @@ from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
 from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock
-from helper.cluster.send_loop import POLL_SECONDS, SendLoop
 from helper.config.sections import ROLES, Config, Role
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
-from helper.lease import Lease
-from helper.lease.keeper import create_lease
+from helper.lease import DatabaseLease, Lease
+from helper.lease.s3_lease import create_s3_lease
 from helper.observability.stats import Stats
 from helper.operations.archive_reader import open_archive_bucket
 from helper.operations.archive_writer import ArchiveWriter
@@ -36,9 +36,12 @@ from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.runtime.release_files import NativeModuleCheck, read_release
 from helper.store import blocks
-from helper.store.factory import create_store
+from helper.store.factory import create_store, get_host_name
 from helper.store.store import Store
 from proofs import native_module_path
+
+if TYPE_CHECKING:
+    from helper.store.postgres.store import PostgresStore
 
 log = structlog.get_logger("helper.app")
 
@@ -85,8 +88,26 @@ class Pipeline(NamedTuple):
 def build_host(config: Config, clock: Clock, store: Store | None) -> Host:
     """Build the queue and the sender lease. `store` replaces the configured database."""
     store = store or create_store(config, clock)
-    lease = create_lease(config, store, clock=clock, env=os.environ)
-    return Host(config, clock, Stats(), ROLES[config.helper.role], store, lease)
+    return Host(config, clock, Stats(), ROLES[config.helper.role], store, create_lease(config, store, clock))
+
+
+def create_lease(config: Config, store: Store, clock: Clock) -> Lease | None:
+    """Create the sender lease of this store's queue; None if no other host can use the queue.
+
+    Raises:
+        ConfigError: a required library is not installed, or the credentials file is invalid.
+    """
+    outer: Lease | None = None
+    if config.sender.lease_location is not None and ROLES[config.helper.role].can_send:
+        outer = create_s3_lease(
+            config.s3,
+            config.sender.lease_location,
+            host=get_host_name(config),
+            clock=clock,
+            env=os.environ,
+            seconds=config.store.lease_seconds,
+        )
+    return DatabaseLease(cast("PostgresStore", store), clock=clock, outer=outer) if store.is_shared else outer
 
 
 def build_chain(host: Host, nodes: Sequence[Node] | None) -> Chain:

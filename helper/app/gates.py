@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from helper.app.cluster import ClusterMember
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock
-from helper.cluster.membership import ClusterMember
 from helper.core.refusals import PauseCause, PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate

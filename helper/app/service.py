@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from helper.app.builders import build_archive, build_chain, build_host, build_pipeline, build_provers
+from helper.app.cluster import ClusterMember
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
@@ -25,7 +26,6 @@ from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
 from helper.circuits import known_circuits
 from helper.clock import Clock, SystemClock
-from helper.cluster.membership import ClusterMember
 from helper.config.sections import Config
 from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError

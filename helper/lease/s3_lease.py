@@ -10,7 +10,7 @@ have been deleted while a host held the lease.
 A process that is restarted after a crash is a new holder even if the host name is the same, because a clone of the
 machine has the same name. It waits until the lease expires. A process that stops properly releases the lease.
 
-Requests per hour with `keeper.py` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
+Requests per hour with `LeaseKeeper` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
 reads of each waiting host (ten per lease), and 42 at start, of which 40 test the store.
 docs/decisions/0013-object-store.md has the cost.
 """
@@ -30,8 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from helper.clock import Clock
 from helper.config.sections import S3Section
 from helper.config.value_types import BucketLocation
-from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
-from helper.lease.sender_lease import Moment, Term
+from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
+from helper.lease import Moment, Term
 from helper.object_store import Bucket, StoredObject, open_bucket
 
 MAX_LEASE_SECONDS: Final = 300.0
@@ -428,12 +428,9 @@ def create_s3_lease(
         seconds: validity of the lease.
 
     Raises:
-        ConfigError: the location contains no object name, the library is not installed, or the credentials file is
-            invalid.
+        ConfigError: the library is not installed, or the credentials file is invalid.
     """
     folder, _, name = location.path.rpartition("/")
-    if not name:
-        raise ConfigError(f"{location} has no object name; example: {location}/sender.json")
     timeout = min(settings.timeout_seconds, seconds / 4)
     bucket = open_bucket(settings, BucketLocation(location.bucket, folder), clock=clock, env=env, seconds=timeout)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)

@@ -11,8 +11,7 @@ import structlog
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.lease import Lease
-from helper.lease.sender_lease import LocalLease
+from helper.lease import Lease, LocalLease
 from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound

@@ -31,8 +31,7 @@ from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
-from helper.lease import Lease
-from helper.lease.sender_lease import LocalLease
+from helper.lease import Lease, LocalLease
 from helper.observability.log_config import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy

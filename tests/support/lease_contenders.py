@@ -21,7 +21,7 @@ from helper.clock import SystemClock
 from helper.config.sections import S3Section
 from helper.config.value_types import BucketLocation
 from helper.errors import BucketError
-from helper.lease.keeper import LeaseKeeper
+from helper.lease import LeaseKeeper
 from helper.lease.s3_lease import create_s3_lease
 from helper.object_store import open_bucket
 from tests.support.s3 import BUCKET_NAME

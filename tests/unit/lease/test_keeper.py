@@ -12,17 +12,19 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from helper.app.builders import create_lease
+from helper.app.cluster import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
 from helper.chain.round_registry import RoundRegistry
-from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
 from helper.config.sections import ROLES, Config
 from helper.core.refusals import PauseCause
 from helper.errors import LeaseError, LeaseHeld, StoreError
-from helper.lease.keeper import LeaseKeeper, create_lease
+from helper.lease import DatabaseLease, LeaseKeeper
 from helper.lease.s3_lease import S3Lease
-from helper.lease.sender_lease import DatabaseLease
 from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
+from helper.store import blocks
 from helper.store.models import DamagedShare
+from helper.store.postgres.store import PostgresStore
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 from tests.support.bucket import MemoryBucket
@@ -249,7 +251,6 @@ async def test_host_that_cannot_send_may_start(clock: FakeClock, lease: FakeLeas
     assert lease.calls == []
 
 
-ENV = {"AWS_REGION": "us-east-1"}
 LEASE_URL = "s3://votes/sender.json"
 DATABASE_URL = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -264,10 +265,8 @@ def config(**sections: Any) -> Config:
 
 
 def test_create_lease_for_file_uses_configured_lease(sqlite_store: SqliteStore, clock: FakeClock) -> None:
-    assert create_lease(config(), sqlite_store, clock=clock, env={}) is None
-    created = create_lease(
-        config(sender={"lease": LEASE_URL}, store={"lease_seconds": 20}), sqlite_store, clock=clock, env=ENV
-    )
+    assert create_lease(config(), sqlite_store, clock) is None
+    created = create_lease(config(sender={"lease": LEASE_URL}, store={"lease_seconds": 20}), sqlite_store, clock)
     assert isinstance(created, S3Lease)
     assert (created.seconds, created.is_held) == (20, False)
 
@@ -281,7 +280,7 @@ def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, 
 
     store = PostgresBackend(DATABASE_URL, "none").create_store(clock, report)
     settings = config(helper={"role": role}, sender={"lease": place}, store={"url": DATABASE_URL})
-    created = create_lease(settings, store, clock=clock, env=ENV)
+    created = create_lease(settings, store, clock)
     assert isinstance(created, DatabaseLease)
     assert isinstance(created._outer, S3Lease) is outer
 
@@ -289,7 +288,7 @@ def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, 
 # Database and S3 leases
 
 
-class FakeSenderTable:
+class FakeSenderTable(PostgresStore):
     """A fake sender table in the database."""
 
     lease_seconds = 10.0
@@ -426,8 +425,10 @@ class FakeSharedStore(FakeSenderTable):
     async def get_meta(self, key: str) -> str | None:
         return self.meta.get(key)
 
-    async def run(self, _set_meta: object, key: str, value: str) -> None:
-        self.meta[key] = value
+    async def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        assert op is blocks.set_meta
+        assert not kwargs
+        self.meta.update([args])
 
     async def has_prover(self) -> bool:
         return self.proves

@@ -11,11 +11,9 @@ from typing import TypeVar
 import pytest
 
 from helper.clock import Clock
-from helper.config.sections import S3Section
-from helper.config.value_types import BucketLocation
-from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
+from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
 from helper.lease import Lease
-from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseObservation, LeaseRecord, S3Lease, create_s3_lease
+from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseObservation, LeaseRecord, S3Lease
 from helper.object_store import StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
@@ -403,11 +401,6 @@ async def test_bucket_without_response_times_out() -> None:
 def test_lease_longer_than_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than 300"):
         S3Lease(MemoryBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=301)
-
-
-def test_lease_url_without_object_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"has no object name.*s3://votes/sender\.json"):
-        create_s3_lease(S3Section(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
 
 
 def test_observation_waits_for_longer_of_both_durations() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.lease.sender_lease import Term
+from helper.lease import Term
 from tests.support.clock import FakeClock
 
 

@@ -32,7 +32,7 @@ from helper.errors import (
     StoreUnconfirmed,
     StoreUnreachable,
 )
-from helper.lease.sender_lease import DatabaseLease
+from helper.lease import DatabaseLease
 from helper.store import blocks, rounds, writer_thread
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring

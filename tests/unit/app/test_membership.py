@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from helper.cluster.membership import ClockSkewMonitor
+from helper.app.cluster import ClockSkewMonitor
 from helper.core.refusals import PauseReason
 from helper.errors import StoreError
 from tests.support.clock import FakeClock
@@ -26,7 +26,7 @@ class FakeStore:
     ("ahead", "expected_reason"), [(2.0, None), (2.5, "2.5 s behind the"), (-2.0, None), (-30, "30.0 s ahead of")]
 )
 async def test_skew_of_two_seconds_is_tolerated(ahead: float, expected_reason: str | None) -> None:
-    watch = ClockSkewMonitor(database := FakeStore(), clock=FakeClock())
+    watch = ClockSkewMonitor((database := FakeStore()).measure_clock_skew, clock=FakeClock())
     database.offset_seconds = ahead
     await watch.compare_clocks()
     assert (watch.fault_reason is None) == (expected_reason is None)
@@ -35,7 +35,7 @@ async def test_skew_of_two_seconds_is_tolerated(ahead: float, expected_reason: s
 
 async def test_skew_is_checked_every_ten_seconds_and_outage_keeps_result() -> None:
     clock = FakeClock()
-    watch = ClockSkewMonitor(database := FakeStore(), clock=clock)
+    watch = ClockSkewMonitor((database := FakeStore()).measure_clock_skew, clock=clock)
     running = asyncio.create_task(watch.run())
 
     async def later() -> PauseReason | None:
@@ -55,7 +55,7 @@ async def test_skew_is_checked_every_ten_seconds_and_outage_keeps_result() -> No
 
 
 async def test_clock_set_between_checks_is_detected_immediately() -> None:
-    watch = ClockSkewMonitor(FakeStore(), clock=(clock := FakeClock()))
+    watch = ClockSkewMonitor(FakeStore().measure_clock_skew, clock=(clock := FakeClock()))
     await watch.compare_clocks()
     clock.advance(5)
     assert watch.fault_reason is None

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from helper.cluster.send_loop import SendLoop
+from helper.app.cluster import SendLoop
 from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
-from helper.lease.sender_lease import LocalLease
+from helper.lease import LocalLease
 from helper.store import messages
 from helper.store.transaction import Transaction
 from tests.support.fakes import START_TIME, wait_until

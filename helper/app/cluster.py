@@ -1,4 +1,4 @@
-"""Cluster membership: sender lease, clock skew, shared state.
+"""Several hosts with one queue: membership, sender lease, clock skew, shared state, and the loop that sends.
 
 All hosts must use the same clock to decide when a share is due.
 
@@ -8,9 +8,10 @@ of the file at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -20,10 +21,12 @@ from helper.config.sections import Role
 from helper.core.log_limits import LoggedProblem
 from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import StoreError
-from helper.lease import Lease
-from helper.lease.keeper import LeaseKeeper
+from helper.lease import Lease, LeaseKeeper
+from helper.observability.log_config import RecurringErrorLog
 from helper.observability.service_state import ServiceState
+from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
+from helper.reveal.sender import Sender
 from helper.store import blocks
 from helper.store.store import Store
 
@@ -34,23 +37,19 @@ MAX_SKEW_SECONDS: Final = 2.0
 CHECK_INTERVAL_SECONDS: Final = 10.0
 
 
-class Database(Protocol):
-    """A database with its own clock, implemented by `helper.store.store.Store`."""
-
-    async def measure_clock_skew(self) -> float:
-        """Return by how many seconds the database clock is ahead of this host's."""
-        ...
-
-
 class ClockSkewMonitor:
-    """Compares the database's clock with this host's every ten seconds.
+    """Compares the clock of a shared database with this host's every ten seconds.
 
     If the database is unreachable, the last comparison remains valid. Between comparisons the skew follows this host's
     own clocks, so that a change of its wall clock is detected immediately.
+
+    Args:
+        measure_skew: returns by how many seconds the database's clock is ahead of this host's.
+        clock: this host's clocks.
     """
 
-    def __init__(self, database: Database, *, clock: Clock) -> None:
-        self._database = database
+    def __init__(self, measure_skew: Callable[[], Awaitable[float]], *, clock: Clock) -> None:
+        self._measure_skew = measure_skew
         self._clock = clock
         self._problem = LoggedProblem()
         self._offset = self._own_offset()  # the database's wall clock minus this host's monotonic clock
@@ -77,7 +76,7 @@ class ClockSkewMonitor:
         Raises:
             StoreError: the database is unreachable.
         """
-        ahead = await self._database.measure_clock_skew()
+        ahead = await self._measure_skew()
         self._offset = self._own_offset() + ahead
         reason = self.fault_reason
         if reason is None:
@@ -143,7 +142,7 @@ class ClusterMember:
         self._clock = clock
         self._sender: str | None = None
         self._missing_since: dict[str, float] = {}  # monotonic
-        self.skew_monitor = ClockSkewMonitor(store, clock=clock)
+        self.skew_monitor = ClockSkewMonitor(store.measure_clock_skew, clock=clock)
         self.keeper: LeaseKeeper | None = None
         if role.can_send:
             self.keeper = LeaseKeeper(
@@ -241,3 +240,55 @@ class ClusterMember:
                 self._missing_since.pop(part, None)
             else:
                 self._missing_since.setdefault(part, self._clock.monotonic())
+
+
+POLL_SECONDS: Final = 1.0
+"""Maximum seconds between two polls of a shared queue, as notifications may be lost."""
+
+
+class SendLoop:
+    """Sends messages that were never sent. The sender tracks sent messages until they are confirmed.
+
+    On a single host, the dispatcher passes each prepared share to the sender. With a shared queue, any host can prepare
+    messages. This loop of the lease holder finds them when it is notified, and polls once per second in case a
+    notification was lost.
+
+    Args:
+        sender: sends messages; idle while another host holds the lease.
+        get_pause_reason: why nothing may be sent now, or None.
+        clock: for the waits.
+        stats: records failed attempts.
+    """
+
+    def __init__(
+        self,
+        *,
+        sender: Sender,
+        get_pause_reason: Callable[[], PauseReason | None],
+        clock: Clock,
+        stats: Stats,
+    ) -> None:
+        self._sender = sender
+        self._get_pause_reason = get_pause_reason
+        self._clock = clock
+        self._stats = stats
+        self._wake_event = asyncio.Event()
+        self._errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
+
+    def wake(self) -> None:
+        """Notify the loop that there may be something to send."""
+        self._wake_event.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            self._wake_event.clear()
+            error: Exception | None = None
+            try:
+                if self._get_pause_reason() is None:
+                    await self._sender.send_new()
+            except Exception as failure:  # the next iteration may succeed
+                error = failure
+            self._stats.note_attempt("sending prepared shares", error, self._clock.monotonic())
+            self._errors.note(error)
+            await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)

@@ -1,1 +1,0 @@
-"""Cluster of hosts that share a queue: membership, clock skew, send loop."""
