@@ -10,8 +10,7 @@ from helper.chain.scheduled_sync import MAX_DUE_SECONDS
 from helper.config.sections import Role
 from helper.core.refusals import text_of
 from helper.core.text_forms import format_time
-from helper.observability.readiness_text import Check
-from helper.observability.service_state import NodeState, ProverState, ServiceState
+from helper.observability.service_state import Check, NodeState, ProverState, ServiceState
 from helper.observability.stats import Stats
 from helper.reveal.prover_pool import ProverPool
 from helper.runtime.process_security import get_process_limits

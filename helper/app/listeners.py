@@ -33,8 +33,7 @@ from helper.config.sections import Config
 from helper.core.refusals import PauseCause
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
-from helper.observability.readiness_text import Check
-from helper.observability.service_state import StatusSource
+from helper.observability.service_state import Check, StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
 from helper.operations.archive_reader import AuditResults, open_archive_bucket

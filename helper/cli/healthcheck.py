@@ -25,7 +25,7 @@ from helper.config.settings_file import (
 )
 from helper.core.json_records import fact
 from helper.errors import ConfigError
-from helper.observability.readiness_text import Check, parse_checks
+from helper.observability.service_state import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,

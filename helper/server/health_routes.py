@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.core.refusals import RETRY_AFTER_SECONDS
 from helper.core.text_forms import is_loopback
-from helper.observability.readiness_text import Check, all_passed, format_checks
+from helper.observability.service_state import Check, all_passed, format_checks
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, error_response, json_application
 from helper.server.listening import Server, create_server

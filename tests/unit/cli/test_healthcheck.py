@@ -16,7 +16,7 @@ from socketserver import BaseServer, UnixStreamServer
 import pytest
 
 from helper.cli.healthcheck import find_addresses
-from helper.observability.readiness_text import Check, format_checks
+from helper.observability.service_state import Check, format_checks
 from tests.support.process import find_free_port
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import SilentHandler, run_server

@@ -26,7 +26,7 @@ from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.observability.metrics import COUNTERS, POST_OUTCOMES, REUSE_SECONDS, Metrics
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, QueueSnapshot
-from helper.observability.readiness_text import Check
+from helper.observability.service_state import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
 from helper.server.health_routes import METRICS_LIMITS, create_metrics_app, create_metrics_server

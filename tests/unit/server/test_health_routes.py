@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from helper.observability.readiness_text import Check, all_passed, format_checks, parse_checks
+from helper.observability.service_state import Check, all_passed, format_checks, parse_checks
 from helper.server.edge import Edge, json_application
 from helper.server.health_routes import health_routes
 from tests.support.edge_client import create_edge_client

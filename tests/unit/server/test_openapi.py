@@ -21,7 +21,7 @@ from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.config.sections import Config
-from helper.observability.readiness_text import Check
+from helper.observability.service_state import Check
 from helper.observability.stats import Stats
 from helper.server.openapi import ApiRoute, Operation, add_document_route, generate_document
 from helper.server.wallet_routes import wallet_routes
