@@ -10,7 +10,7 @@ import configparser
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ import anyio.to_thread
 
 from helper.clock import Clock
 from helper.config.sections import S3Section
-from helper.config.settings_file import CREDENTIALS_DIRECTORY
 from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError
 
@@ -45,8 +44,6 @@ _THROTTLED: Final = re.compile(r"status code: 429\b|<Code>SlowDown</Code>")
 _DURATION: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
 _STATUS_AND_BODY: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
 _ERROR_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
-SYSTEMD_CREDENTIAL: Final = "s3-credentials"
-"""Name of the file as a systemd credential (systemd.exec(5), LoadCredential)."""
 CREDENTIALS_FILE_VARIABLE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 PROFILE_VARIABLE: Final = "AWS_PROFILE"
 
@@ -57,53 +54,6 @@ class StoredObject:
 
     body: bytes
     etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class AccessKeys:
-    """Keys that sign requests. Not part of the representation, so that they are never logged."""
-
-    access_key: str = field(repr=False)
-    secret_key: str = field(repr=False)
-    token: str | None = field(default=None, repr=False)
-
-
-def find_credentials_file(configured: str, env: Mapping[str, str]) -> Path | None:
-    """Find the credentials file: the configured one, the systemd credential, or the environment's.
-
-    Returns:
-        None if there is none. The client then finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web
-        identity, or the role of the container or machine.
-    """
-    if configured:
-        return Path(configured)
-    if folder := env.get(CREDENTIALS_DIRECTORY):
-        credential = Path(folder, SYSTEMD_CREDENTIAL)
-        if credential.exists():
-            return credential
-    return Path(env[CREDENTIALS_FILE_VARIABLE]) if env.get(CREDENTIALS_FILE_VARIABLE) else None
-
-
-def read_access_keys(path: Path, profile: str = "default") -> AccessKeys:
-    """Read the keys of a profile from a credentials file.
-
-    Raises:
-        ConfigError: it cannot be read or has no keys. The message quotes nothing from the file.
-    """
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read_string(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, configparser.Error):
-        raise ConfigError(f"{path} is not a credentials file: [{profile}], then aws_access_key_id = …") from None
-    if not parser.has_section(profile):
-        raise ConfigError(f"{path} has no section [{profile}]")
-    section = parser[profile]
-    access, secret = section.get("aws_access_key_id", ""), section.get("aws_secret_access_key", "")
-    if not access or not secret:
-        raise ConfigError(f"{path}: [{profile}] needs aws_access_key_id and aws_secret_access_key")
-    return AccessKeys(access, secret, section.get("aws_session_token") or None)
 
 
 def open_bucket(
@@ -137,10 +87,11 @@ def open_bucket(
         config["endpoint"] = settings.endpoint
         options["allow_http"] = settings.endpoint.startswith("http://")
     provider: Callable[[], S3Credential] | None = None
-    if file := find_credentials_file(settings.credentials_file, env):
-        profile = env.get(PROFILE_VARIABLE) or "default"
-        read_access_keys(file, profile)  # detects errors in the file now rather than at the first request
-        provider = partial(_read_credential, file, profile, clock)
+    # Without a file, the client finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web identity, or the role
+    # of the container or machine.
+    if file := settings.credentials_file or env.get(CREDENTIALS_FILE_VARIABLE):
+        provider = partial(read_credential, Path(file), env.get(PROFILE_VARIABLE) or "default", clock)
+        provider()  # detects errors in the file now rather than at the first request
     store = S3Store(
         location.bucket,
         prefix=location.path or None,
@@ -152,12 +103,29 @@ def open_bucket(
     return Bucket(store, location, timeout.total_seconds())
 
 
-def _read_credential(file: Path, profile: str, clock: Clock) -> S3Credential:
-    keys = read_access_keys(file, profile)
+def read_credential(path: Path, profile: str, clock: Clock) -> S3Credential:
+    """Read the keys of a profile from a credentials file.
+
+    Raises:
+        ConfigError: it cannot be read or has no keys. The message quotes nothing from the file.
+    """
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, configparser.Error):
+        raise ConfigError(f"{path} is not a credentials file: [{profile}], then aws_access_key_id = …") from None
+    if not parser.has_section(profile):
+        raise ConfigError(f"{path} has no section [{profile}]")
+    section = parser[profile]
+    access, secret = section.get("aws_access_key_id", ""), section.get("aws_secret_access_key", "")
+    if not access or not secret:
+        raise ConfigError(f"{path}: [{profile}] needs aws_access_key_id and aws_secret_access_key")
     return {
-        "access_key_id": keys.access_key,
-        "secret_access_key": keys.secret_key,
-        "token": keys.token,
+        "access_key_id": access,
+        "secret_access_key": secret,
+        "token": section.get("aws_session_token") or None,
         "expires_at": datetime.fromtimestamp(clock.now() + KEY_CACHE_SECONDS, UTC),
     }
 

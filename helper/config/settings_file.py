@@ -31,7 +31,7 @@ CREDENTIALS: Final = {
     ("store", "url"): "store-url",
 }
 """Secret settings and the names of their systemd credentials. The setting `<key>_file` names another file."""
-FILE_CREDENTIALS: Final = {("store", "key_file"): "store-key"}
+FILE_CREDENTIALS: Final = {("store", "key_file"): "store-key", ("s3", "credentials_file"): "s3-credentials"}
 """Settings that name a secret file, and the systemd credentials that are this file."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"

@@ -6,12 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from helper.config.settings_file import CREDENTIALS
-from helper.object_store import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.config.settings_file import CREDENTIALS, FILE_CREDENTIALS
 
 REPO_ROOT = Path(__file__).parents[2]
 SECRET = "planted-7f3a9c"
-NAMES = (*CREDENTIALS.values(), "store-key", S3_CREDENTIALS)
+NAMES = (*CREDENTIALS.values(), *FILE_CREDENTIALS.values())
 PLANTED_NAMES = (*NAMES, "helper.toml", "queue.db", "queue.db-wal")
 FOLDERS = ("deploy/container", ".", "helper", "proofs", "requirements", "ui_dist")
 BUILT_FILES = (

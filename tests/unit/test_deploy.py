@@ -22,7 +22,6 @@ from helper.cli.main import COMMANDS
 from helper.config.loader import load
 from helper.config.sections import ROLES, Config
 from helper.config.settings_file import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
-from helper.object_store import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.listening import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
@@ -98,7 +97,7 @@ def test_unit_matches_service() -> None:
     command = service["ExecStart"].split()
     assert command == ["/opt/svote-helper/bin/svote-helper", "serve"]
     offered = re.findall(r"LoadCredential=([a-z0-9-]+):", (SYSTEMD / "svote-helper.service").read_text())
-    assert set(offered) == {*CREDENTIALS.values(), *FILE_CREDENTIALS.values(), S3_CREDENTIALS}
+    assert set(offered) == {*CREDENTIALS.values(), *FILE_CREDENTIALS.values()}
     assert f"u {service['User']} " in (SYSTEMD / "svote-helper.sysusers").read_text()
 
 

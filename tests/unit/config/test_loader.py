@@ -423,8 +423,10 @@ def test_systemd_credential_is_the_key_file(tmp_path: Path) -> None:
     env = {"CREDENTIALS_DIRECTORY": str(directory)}
     assert load(None, env).store.key_file == ""
     (directory / "store-key").write_text("ab" * 32)
+    (directory / "s3-credentials").write_text("[default]")
     loaded = load_traced(None, env)
     assert loaded.config.store.key_file == str(directory / "store-key")
+    assert loaded.config.s3.credentials_file == str(directory / "s3-credentials")
     assert str(loaded.origins["store.key_file"]) == str(directory / "store-key")
     assert load(write_config(tmp_path, '[store]\nkey_file = "mine"\n'), env).store.key_file == "mine"
     assert load(write_config(tmp_path, '[store]\nkey_file = ""\n'), env).store.key_file == ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from helper.config.value_types import BucketLocation
 from helper.errors import ConfigError
-from helper.object_store import AccessKeys, find_credentials_file, read_access_keys
+from helper.object_store import KEY_CACHE_SECONDS, read_credential
+from tests.support.clock import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -51,14 +53,16 @@ def test_parse_location_invalid_is_refused(text: str) -> None:
 
 
 def test_credentials_are_read_from_aws_file(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
+    file, clock = tmp_path / "credentials", FakeClock()
     file.write_text(
         "[default]\naws_access_key_id = AKID\naws_secret_access_key = abc%def=\n"
         "[other]\naws_access_key_id = B\naws_secret_access_key = C\naws_session_token = D\n"
     )
-    assert read_access_keys(file) == AccessKeys("AKID", "abc%def=")
-    assert read_access_keys(file, "other") == AccessKeys("B", "C", "D")
-    assert "abc" not in repr(read_access_keys(file))
+    until = datetime.fromtimestamp(clock.now() + KEY_CACHE_SECONDS, UTC)
+    keys = {"access_key_id": "AKID", "secret_access_key": "abc%def=", "token": None, "expires_at": until}
+    assert read_credential(file, "default", clock) == keys
+    other = {"access_key_id": "B", "secret_access_key": "C", "token": "D", "expires_at": until}
+    assert read_credential(file, "other", clock) == other
 
 
 @pytest.mark.parametrize(
@@ -78,15 +82,5 @@ def test_credentials_file_without_keys_is_refused_without_quoting(
     if content is not None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ConfigError, match=error) as caught:
-        read_access_keys(file)
+        read_credential(file, "default", FakeClock())
     assert "SECRET" not in str(caught.value)
-
-
-def test_credentials_prefer_config_then_systemd_then_environment(tmp_path: Path) -> None:
-    credentials = tmp_path / "s3-credentials"
-    env = {"CREDENTIALS_DIRECTORY": str(tmp_path), "AWS_SHARED_CREDENTIALS_FILE": "/shared"}
-    assert find_credentials_file("", env) == Path("/shared")
-    credentials.write_text("")
-    assert find_credentials_file("", env) == credentials
-    assert find_credentials_file("named", env) == Path("named")
-    assert find_credentials_file("", {}) is None
