@@ -62,7 +62,7 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
 async def _run(job: Job) -> dict[str, str | None]:
     clock = SystemClock()
     try:
-        bucket = open_archive_bucket(job.config, clock, os.environ)
+        bucket = open_archive_bucket(job.config, clock)
         return {"verdict": await run_job(job, bucket, clock)}
     except HelperError as error:
         return {"error": str(error)}

@@ -7,8 +7,9 @@ section per profile.
 from __future__ import annotations
 
 import configparser
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -61,16 +62,14 @@ def open_bucket(
     location: BucketLocation,
     *,
     clock: Clock,
-    env: Mapping[str, str],
     seconds: float | None = None,
 ) -> Bucket:
-    """Open a bucket. Makes no request.
+    """Open a bucket, with the credentials of the settings or of the environment. Makes no request.
 
     Args:
         settings: section [s3] of the settings.
         location: bucket and path.
         clock: the source of time.
-        env: the environment, for the credentials file.
         seconds: time limit of a request, None for that of the settings.
 
     Raises:
@@ -89,8 +88,8 @@ def open_bucket(
     provider: Callable[[], S3Credential] | None = None
     # Without a file, the client finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web identity, or the role
     # of the container or machine.
-    if file := settings.credentials_file or env.get(CREDENTIALS_FILE_VARIABLE):
-        provider = partial(read_credential, Path(file), env.get(PROFILE_VARIABLE) or "default", clock)
+    if file := settings.credentials_file or os.environ.get(CREDENTIALS_FILE_VARIABLE):
+        provider = partial(read_credential, Path(file), os.environ.get(PROFILE_VARIABLE) or "default", clock)
         provider()  # detects errors in the file now rather than at the first request
     store = S3Store(
         location.bucket,

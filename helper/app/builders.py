@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from helper.reveal.prover_pool import ProverPool, WorkerCommand, WorkerSpawner
 from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
-from helper.runtime.release_files import NativeModuleCheck, read_release
+from helper.runtime.release_files import check_native_module, read_release
 from helper.store import blocks
 from helper.store.factory import create_store, get_host_name
 from helper.store.store import Store
@@ -104,7 +103,6 @@ def create_lease(config: Config, store: Store, clock: Clock) -> Lease | None:
             config.sender.lease_location,
             host=get_host_name(config),
             clock=clock,
-            env=os.environ,
             seconds=config.store.lease_seconds,
         )
     return DatabaseLease(cast("PostgresStore", store), clock=clock, outer=outer) if store.is_shared else outer
@@ -157,10 +155,10 @@ def _create_native_module_check(config: Config) -> Callable[[], None]:
         ReleaseError: the release is not signed by an allowed key, or does not have this native module.
     """
     release = read_release(Path(config.prover.release_manifest), Path(config.prover.allowed_signers))
-    module = NativeModuleCheck.of(release, native_module_path())
-    module.check()
+    check = partial(check_native_module, release, native_module_path())
+    check()
     log.info("release_verified", version=release.version, note=f"signed by {release.signer}")
-    return module.check
+    return check
 
 
 def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> Pipeline:
@@ -241,7 +239,7 @@ def build_archive(
     config, clock = host.config, host.clock
     if not config.archive.place or not host.role.can_send:
         return None, None
-    bucket = open_archive_bucket(config, clock, os.environ)
+    bucket = open_archive_bucket(config, clock)
     open_readers = partial(ReadOnlyNodePool, chain.node_pool, timeout=config.chain.timeout_seconds)
     writer = ArchiveWriter(
         bucket,

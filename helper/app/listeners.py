@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -272,7 +271,7 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
     """The results of audits for the page; None without a page or an archive."""
     if not config.archive.place or not config.archive.audit or config.admin.disable:
         return None
-    bucket = open_archive_bucket(config, clock, os.environ)
+    bucket = open_archive_bucket(config, clock)
     return AuditResults(bucket, clock=clock, interval_seconds=config.archive.check_seconds)
 
 

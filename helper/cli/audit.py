@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext
@@ -235,7 +234,7 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
 @asynccontextmanager
 async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[_Opened]:
     """A round in the archive. Nodes are read only if the archive has no more than its reveals."""
-    bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+    bucket = open_archive_bucket(read_settings(config).config, SystemClock())
     folders = await bucket.list_folders() if len(text) < _ID_CHARS else []
     round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
     archived = await read_finished_round(bucket, round_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -224,7 +223,7 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
     if not required and not settings.archive.place:
         return None
     try:
-        bucket = open_archive_bucket(settings, SystemClock(), os.environ)
+        bucket = open_archive_bucket(settings, SystemClock())
         bundle = await find_bundle(bucket, circuit_infos(), search.nullifier, search.round_ids)
         if bundle is not None:
             verify_bundle(bundle, verify_proof)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from secrets import token_hex
 from typing import Annotated, Final, Literal, TypeVar
@@ -414,7 +414,6 @@ def create_s3_lease(
     *,
     host: str,
     clock: Clock,
-    env: Mapping[str, str],
     seconds: float = DEFAULT_LEASE_SECONDS,
 ) -> S3Lease:
     """Create the configured lease.
@@ -424,7 +423,6 @@ def create_s3_lease(
         location: bucket and name of the object.
         host: name of this host, for display.
         clock: the source of time.
-        env: the environment, for the credentials file.
         seconds: validity of the lease.
 
     Raises:
@@ -432,7 +430,7 @@ def create_s3_lease(
     """
     folder, _, name = location.path.rpartition("/")
     timeout = min(settings.timeout_seconds, seconds / 4)
-    bucket = open_bucket(settings, BucketLocation(location.bucket, folder), clock=clock, env=env, seconds=timeout)
+    bucket = open_bucket(settings, BucketLocation(location.bucket, folder), clock=clock, seconds=timeout)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)
 
 

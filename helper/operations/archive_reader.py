@@ -44,7 +44,7 @@ CONCURRENCY = 8
 """Index parts that are read concurrently."""
 
 
-def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket:
+def open_archive_bucket(config: Config, clock: Clock) -> Bucket:
     """Open the archive's bucket.
 
     Raises:
@@ -52,7 +52,7 @@ def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) ->
     """
     if not config.archive.place:
         raise ConfigError("[archive] place is not set")
-    return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock, env=env)
+    return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock)
 
 
 async def find_bundle(

@@ -149,33 +149,21 @@ def compare_installed(release: Release, directory: Path) -> InstalledFiles:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NativeModuleCheck:
-    """Checks that the native module matches a release.
+def check_native_module(release: Release, path: Path) -> None:
+    """Check the file from which this process loaded the native module, and from which provers load it.
 
-    Attributes:
-        path: the file that a prover loads.
-        digest: its SHA-256 (hex) in the release, None if the release does not have it.
+    Raises:
+        ReleaseError: it does not match the release.
     """
-
-    path: Path
-    digest: str | None
-
-    @classmethod
-    def of(cls, release: Release, path: Path) -> NativeModuleCheck:
-        """Create the check for the file from which this process loaded the native module."""
-        path, directory = path.resolve(), packages_directory()
-        name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
-        return cls(path, release.files.get(name))
-
-    def check(self) -> None:
-        """Raise ReleaseError unless the file matches the release."""
-        if self.digest is None or hash_file(self.path) != self.digest:
-            raise ReleaseError(
-                f"the native module {self.path} does not match the signed release",
-                advice="Install the wheel of the release again, and set [prover] release_manifest to its release.json. "
-                "`svote-helper version --verify` lists all files that differ.",
-            )
+    path, directory = path.resolve(), packages_directory()
+    name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
+    digest = release.files.get(name)
+    if digest is None or hash_file(path) != digest:
+        raise ReleaseError(
+            f"the native module {path} does not match the signed release",
+            advice="Install the wheel of the release again, and set [prover] release_manifest to its release.json. "
+            "`svote-helper version --verify` lists all files that differ.",
+        )
 
 
 def _verify_signature(content: bytes, signature: Path, allowed_signers: Path) -> str:

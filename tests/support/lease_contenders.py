@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import signal
 import sys
 from typing import Final
@@ -34,10 +33,8 @@ MARK_SECONDS: Final = 0.05
 async def contend(url: str, name: str, seconds: float) -> None:
     clock, settings = SystemClock(), S3Section(endpoint=url)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
-    lease = create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds)
-    marks = open_bucket(
-        settings, BucketLocation(BUCKET_NAME, MARK_FOLDER), clock=clock, env=os.environ, seconds=seconds
-    )
+    lease = create_s3_lease(settings, location, host=name, clock=clock, seconds=seconds)
+    marks = open_bucket(settings, BucketLocation(BUCKET_NAME, MARK_FOLDER), clock=clock, seconds=seconds)
     keeping = asyncio.create_task(LeaseKeeper(lease, clock=clock, standby=True).run())
     try:
         for number in itertools.count():

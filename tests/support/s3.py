@@ -204,7 +204,7 @@ class ObjectStoreProcess(ChildProcess):
     ) -> Bucket:
         """Open the bucket with the product's client, at another URL of the store if one is given."""
         section = S3Section(endpoint=url or self.url, **settings)
-        return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
+        return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), seconds=seconds)
 
     async def set_faults(self, **switches: object) -> None:
         async with httpx.AsyncClient() as http:

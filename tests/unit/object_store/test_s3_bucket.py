@@ -133,7 +133,7 @@ async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
         await store.open_bucket_client(seconds=0.1).get("a")
     unreachable = S3Section(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
-        await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
+        await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), seconds=1).get("a")
 
 
 async def test_same_store_error_has_same_message() -> None:
@@ -141,7 +141,6 @@ async def test_same_store_error_has_same_message() -> None:
         S3Section(endpoint=f"http://127.0.0.1:{find_free_port()}"),
         BucketLocation(BUCKET_NAME, ""),
         clock=SystemClock(),
-        env={},
         seconds=5,
     )
     errors = set()
@@ -165,7 +164,7 @@ async def test_store_error_message_contains_only_response_code(status: int) -> N
     async with serve_connections(refuse) as port:
         address = f"http://127.0.0.1:{port}"
         bucket = open_bucket(
-            S3Section(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
+            S3Section(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), seconds=5
         )
         for request in (bucket.get("a"), bucket.create("a", b""), bucket.list_names("a")):
             with pytest.raises(BucketError, match=rf"{status}.*\(ExpiredToken\)$") as caught:
@@ -207,7 +206,7 @@ async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStor
 async def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigError, match="s3://votes needs obstore") as caught:
-        open_bucket(S3Section(), BucketLocation("votes", ""), clock=SystemClock(), env={})
+        open_bucket(S3Section(), BucketLocation("votes", ""), clock=SystemClock())
     assert caught.value.advice == "pip install 'svote-helper[s3]'"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from helper.errors import ReleaseError
 from helper.runtime import release_files
-from helper.runtime.release_files import NativeModuleCheck, compare_installed, read_release
+from helper.runtime.release_files import check_native_module, compare_installed, read_release
 from tests.support.release import (
     COMMIT,
     SIGNER,
@@ -150,13 +150,12 @@ def test_native_module_check_refuses_any_other_file(
 ) -> None:
     monkeypatch.setattr(release_files, "packages_directory", lambda: packages)
     release = read_release(signed.manifest, signed.signers)
-    module = NativeModuleCheck.of(release, packages / NATIVE)
-    module.check()
+    check_native_module(release, packages / NATIVE)
     other = packages / "proofs/_native.cpython-311-x86_64-linux-gnu.so"
     shutil.copy(packages / NATIVE, other)
-    for check in (NativeModuleCheck.of(release, other), NativeModuleCheck.of(release, Path("/elsewhere/_native.so"))):
+    for path in (other, Path("/elsewhere/_native.so")):
         with pytest.raises(ReleaseError, match="does not match the signed release"):
-            check.check()
+            check_native_module(release, path)
     (packages / NATIVE).write_bytes(b"replaced while the service runs")
     with pytest.raises(ReleaseError, match="does not match the signed release"):
-        module.check()
+        check_native_module(release, packages / NATIVE)
