@@ -66,6 +66,8 @@ class ExportHeader(_StrictModel):
 
 
 class _Reveal(_StrictModel):
+    """A message that may have been sent: fields of `RevealRow`."""
+
     message: _Bytes
     anchor_height: _NonNegativeInt
     circuit: Annotated[str, AfterValidator(_check_circuit)]
@@ -78,6 +80,8 @@ class _Reveal(_StrictModel):
 
 
 class _ShareLine(_StrictModel):
+    """A share: fields of `ExportedShare`."""
+
     share: dict[str, Any] = Field(repr=False)
     received_ms: _NonNegativeInt
     state: Literal["received", "failed", "broadcast"]
@@ -110,36 +114,19 @@ def parse_header(line: bytes) -> ExportHeader:
 
 def encode_share_line(exported: ExportedShare) -> bytes:
     """Encode the line of one share."""
-    line = {
+    converted = {
         "share": generation_of_kind(exported.share.kind).to_payload(exported.share),
-        "received_ms": exported.received_ms,
         "state": exported.state.text,
-        "due_ms": exported.due_ms,
-        "attempts": exported.attempts,
-        "crashes": exported.crashes,
-        "proved_height": exported.proved_height,
-        "stage": exported.stage,
-        "note": exported.note,
         "history": [
             (entry.at_ms, entry.stage, entry.note, entry.spent_attempt) for entry in exported.history[-MAX_HISTORY:]
         ],
-        "reveal": None if exported.reveal is None else _reveal_json(exported.reveal),
+        "reveal": None,
     }
-    return orjson.dumps(line) + b"\n"
-
-
-def _reveal_json(reveal: RevealRow) -> dict[str, Any]:
-    return {
-        "message": b64encode(reveal.message).decode(),
-        "anchor_height": reveal.anchor_height,
-        "circuit": reveal.circuit,
-        "height": reveal.height,
-        "sends": reveal.sends,
-        "first_sent_height": reveal.first_sent_height,
-        "last_sent_height": reveal.last_sent_height,
-        "last_endpoint": reveal.last_endpoint,
-        "last_outcome": reveal.last_outcome,
-    }
+    if (reveal := exported.reveal) is not None:
+        values = {name: getattr(reveal, name) for name in _Reveal.model_fields}
+        converted["reveal"] = {**values, "message": b64encode(reveal.message).decode()}
+    plain = {name: getattr(exported, name) for name in _ShareLine.model_fields}
+    return orjson.dumps({**plain, **converted}) + b"\n"
 
 
 def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
@@ -158,15 +145,9 @@ def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
     if (state is ShareState.BROADCAST) != (parsed.reveal is not None):
         raise ExportFileError("a share must have a message if, and only if, its state is broadcast")
     exported = ExportedShare(
+        **parsed.model_dump(exclude={"share", "state", "history", "reveal"}),
         share=share,
-        received_ms=parsed.received_ms,
         state=state,
-        due_ms=parsed.due_ms,
-        attempts=parsed.attempts,
-        crashes=parsed.crashes,
-        proved_height=parsed.proved_height,
-        stage=parsed.stage,
-        note=parsed.note,
         history=tuple(HistoryEntry(*line) for line in parsed.history),
         reveal=None if parsed.reveal is None else _parse_reveal(parsed.reveal, share),
     )
