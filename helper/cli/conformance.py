@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,19 +22,6 @@ from helper.cli.conventions import ExitCode, JsonOption, emit, fail, new_file, p
 from helper.cli.terminal import emit_table, progress_bar
 from helper.clock import SystemClock
 from helper.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The helper to check, and the options."""
-
-    url: str
-    devnet: str | None
-    shares: Path | None
-    restart: str | None
-    token: str
-    within: float
-    only: list[str]
 
 
 def conformance(
@@ -89,42 +75,41 @@ def conformance(
     """
     if devnet is not None and shares is not None:
         raise UsageError("--devnet and --shares are mutually exclusive")
+
+    async def run() -> list[CheckResult]:
+        with _refuse_invalid_arguments():
+            checks, address = select_checks(only or []), parse_address(url)
+        clock = SystemClock()
+        client = HelperClient(address, token, clock)
+        chain = DevChain(devnet) if devnet is not None else None
+        try:
+            with _refuse_invalid_arguments():
+                session = Session(
+                    client,
+                    clock,
+                    chain=chain,
+                    shares_file=shares,
+                    restart_command=restart,
+                    share_count=sum(check.shares for check in checks),
+                    reveal_seconds=within,
+                )
+            try:
+                await client.get(STATUS_PATH)
+            except CheckFailed as failure:
+                fail(f"the helper does not respond: {failure}", ExitCode.UNREACHABLE)
+            with progress_bar("{task.fields[shown]}", len(checks)) as update:
+                return await run_checks(session, checks, lambda result: update(advance=1, shown=result.check.id))
+        finally:
+            await client.aclose()
+            if chain is not None:
+                await chain.aclose()
+
     with nullcontext() if junit is None else new_file(junit) as report:
-        results = anyio.run(_run, _Request(url, devnet, shares, restart, token, within, only or []))
+        results = anyio.run(run)
         if report is not None:
             report.write(to_junit(url, results))
     code = ExitCode.OK if is_conformant(results) else ExitCode.FAILURE
     emit(create_report(results), lambda _: _print_results(results), json=json, code=code)
-
-
-async def _run(request: _Request) -> list[CheckResult]:
-    """Run the selected checks."""
-    with _refuse_invalid_arguments():
-        checks, address = select_checks(request.only), parse_address(request.url)
-    clock = SystemClock()
-    client = HelperClient(address, request.token, clock)
-    chain = DevChain(request.devnet) if request.devnet is not None else None
-    try:
-        with _refuse_invalid_arguments():
-            session = Session(
-                client,
-                clock,
-                chain=chain,
-                shares_file=request.shares,
-                restart_command=request.restart,
-                share_count=sum(check.shares for check in checks),
-                reveal_seconds=request.within,
-            )
-        try:
-            await client.get(STATUS_PATH)
-        except CheckFailed as failure:
-            fail(f"the helper does not respond: {failure}", ExitCode.UNREACHABLE)
-        with progress_bar("{task.fields[shown]}", len(checks)) as update:
-            return await run_checks(session, checks, lambda result: update(advance=1, shown=result.check.id))
-    finally:
-        await client.aclose()
-        if chain is not None:
-            await chain.aclose()
 
 
 @contextmanager

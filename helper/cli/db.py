@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -50,7 +50,7 @@ from helper.store.backup import (
 )
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.factory import create_endpoints, create_source_endpoint
-from helper.store.db_copy.file_encryption import rewrite_file
+from helper.store.db_copy.file_encryption import RewriteResult, rewrite_file
 from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
 from helper.store.factory import read_file_encryption
 from helper.store.row_encryption import RowEncryption
@@ -386,30 +386,29 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
             refuse_locked(database)
     if not encrypt and not before.encrypted:
         raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
-    result = RewrittenFile(
-        database=str(database),
-        was_encrypted=before.encrypted,
-        encrypted=before.encrypted,
-        live=before.live,
-        confirmed=before.confirmed,
-        damaged=before.damaged,
-        erased=False,
-    )
+    done: RewriteResult | None = None
     if not dry_run:
         verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
         lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
         confirm_or_exit(f"{verb} {database}?{lost}", yes=yes)
         with acting_as_owner(database):
             done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)
-        result = replace(result, encrypted=encrypt, live=done.live, damaged=len(done.damaged), erased=done.is_erased)
-    _report_rewrite(result, encrypt=encrypt, dry_run=dry_run, json=options.json)
-
-
-def _report_rewrite(result: RewrittenFile, *, encrypt: bool, dry_run: bool, json: bool) -> None:
+    result = RewrittenFile(
+        database=str(database),
+        was_encrypted=before.encrypted,
+        encrypted=before.encrypted if done is None else encrypt,
+        live=before.live if done is None else done.live,
+        confirmed=before.confirmed,
+        damaged=before.damaged if done is None else len(done.damaged),
+        erased=done is not None and done.is_erased,
+    )
     change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
-    text = f"{result.database}: {change}, {result.live} live shares, {result.confirmed} confirmed"
-    emit(result, text, json=json)
-    if dry_run:
+    emit(
+        result,
+        f"{database}: {change}, {result.live} live shares, {result.confirmed} confirmed",
+        json=options.json,
+    )
+    if done is None:
         return
     if result.damaged:
         print_message(f"{result.damaged} damaged rows were deleted; the helper would not have used them")

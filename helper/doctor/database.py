@@ -162,8 +162,9 @@ FSYNC_SAMPLES: Final = 5
 _PAGE_BYTES: Final = bytes(4096)
 
 
-def check_disk(directory: Path, clock: Clock) -> list[CheckResult]:
-    """Check the disk of a directory: free space, fsync latency, and whether its file system is suitable."""
+def check_disk(path: Path, clock: Clock) -> list[CheckResult]:
+    """Check the disk of a database: free space, fsync latency, and whether its file system is suitable."""
+    directory = Path(os.path.realpath(path)).parent
     try:
         stats = os.statvfs(directory)
     except OSError as error:

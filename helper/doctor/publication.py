@@ -19,7 +19,7 @@ import httpx
 
 from admin.config_refresh import ConfigFetcher
 from admin.published_config import InvalidConfigError, PublishedConfig
-from helper.app.listeners import published_addresses
+from helper.app.listeners import page_directory, published_addresses
 from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.loader import Problem, load_valid_settings
@@ -140,9 +140,10 @@ def _may_hold_secret(url: str) -> bool:
     return "@" in parts.netloc or bool(parts.query)
 
 
-def check_page(directory: Path, *, enabled: bool) -> CheckResult:
-    """Check that there is a page in this directory."""
-    if not enabled:
+def check_page(config: Config) -> CheckResult:
+    """Check that there is a page in its directory."""
+    directory = page_directory(config)
+    if not config.ui.enable:
         return ok("page", "not served: [ui] enable is false")
     if not (directory / INDEX).is_file():
         return fail(

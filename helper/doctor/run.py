@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from admin.config_refresh import ConfigFetcher
-from helper.app.listeners import page_directory
 from helper.circuits.known_circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
@@ -91,21 +90,27 @@ class _Doctor:
 
     async def run_all(self) -> list[CheckResult]:
         """Run all checks and return their results in display order."""
+        config, in_thread = self.config, self._run_in_thread
+        tokens = config.helper.api_token, config.operator.token
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
-            ("sqlite", self._run_in_thread(lambda: [database.evaluate_sqlite(sqlite_version())]), _FILES_SECONDS),
-            ("database", self._check_database, MAX_TOTAL_SECONDS if self.config.store.url else _FILES_SECONDS),
+            ("sqlite", in_thread(lambda: [database.evaluate_sqlite(sqlite_version())]), _FILES_SECONDS),
+            ("database", self._check_database, MAX_TOTAL_SECONDS if config.store.url else _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
-            ("file modes", self._run_in_thread(self._check_modes), _FILES_SECONDS),
-            ("fsync", self._run_in_thread(self._check_disk), _FILES_SECONDS),
+            ("file modes", in_thread(self._check_modes), _FILES_SECONDS),
+            ("fsync", in_thread(lambda: database.check_disk(config.db_path, self.clock)), _FILES_SECONDS),
             ("nodes", self._check_nodes, _NODES_SECONDS),
             ("prover", self._check_prover, MAX_TOTAL_SECONDS),
-            ("tokens", self._run_in_thread(self._check_tokens), _FILES_SECONDS),
-            ("process", self._run_in_thread(self._check_process), _FILES_SECONDS),
-            ("address", self._run_in_thread(self._check_addresses), _FILES_SECONDS),
+            ("tokens", in_thread(lambda: publication.evaluate_tokens(*tokens)), _FILES_SECONDS),
+            ("process", in_thread(self._check_process), _FILES_SECONDS),
+            ("address", in_thread(self._check_addresses), _FILES_SECONDS),
             ("onion service", self._check_onion_service, MAX_TOTAL_SECONDS),
-            ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
-            ("published addresses", self._run_in_thread(self._check_publication), _FILES_SECONDS),
+            (
+                "page",
+                in_thread(lambda: [publication.check_page(config)]),
+                _FILES_SECONDS,
+            ),
+            ("published addresses", in_thread(lambda: [publication.evaluate_publication(config)]), _FILES_SECONDS),
             ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
             ("public URL", self._check_public_url, MAX_TOTAL_SECONDS),
         ]
@@ -215,9 +220,6 @@ class _Doctor:
             secrets.append(self.settings.path)
         return machine.check_modes(databases, secrets)
 
-    def _check_disk(self) -> list[CheckResult]:
-        return database.check_disk(Path(os.path.realpath(self.config.db_path)).parent, self.clock)
-
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:
             return [warn("nodes", "not checked: the settings cannot be read", "Fix the settings first.")]
@@ -234,12 +236,6 @@ class _Doctor:
         tested = await proving.check_proof(name, slots, nice=self.config.prover.nice, clock=self.clock, timeout=timeout)
         self.self_test_seconds = tested.facts["seconds"]
         return [*results, tested]
-
-    def _check_tokens(self) -> list[CheckResult]:
-        return publication.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
-
-    def _check_publication(self) -> list[CheckResult]:
-        return [publication.evaluate_publication(self.config)]
 
     async def _check_voting_config(self) -> list[CheckResult]:
         settings = self.config.admin
@@ -296,9 +292,6 @@ class _Doctor:
         address, proxy = self.config.server.onion_address, self.config.server.tor_socks
         seconds = min(publication.ONION_SECONDS, self._seconds_left() - _MARGIN_SECONDS)
         return [await publication.check_onion_service(address, proxy, self.clock, seconds=seconds)]
-
-    def _check_page(self) -> list[CheckResult]:
-        return [publication.check_page(page_directory(self.config), enabled=self.config.ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 

@@ -8,9 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
-from helper.config.sections import Config
+from helper.config.sections import Config, UiSection
 from helper.doctor import CheckResult, Level, database, machine, publication
 from helper.doctor.database import evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
@@ -30,15 +29,15 @@ def levels(findings: list[CheckResult]) -> dict[str, Level]:
 
 
 def test_check_disk_leaves_no_files(tmp_path: Path) -> None:
-    assert {"disk space", "fsync"} <= levels(database.check_disk(tmp_path, SystemClock())).keys()
+    assert {"disk space", "fsync"} <= levels(database.check_disk(tmp_path / "q.db", SystemClock())).keys()
     assert list(tmp_path.iterdir()) == []
-    assert levels(database.check_disk(tmp_path / "none", SystemClock())) == {"disk space": Level.FAIL}
+    assert levels(database.check_disk(tmp_path / "none" / "q.db", SystemClock())) == {"disk space": Level.FAIL}
 
 
 def test_check_disk_unsuitable_or_not_writable_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "measure_fsync", Mock(side_effect=OSError(28, "No space left on device")))
     monkeypatch.setattr(database, "find_file_system_type", lambda *_: "nfs4")
-    _, *failed = database.check_disk(tmp_path, SystemClock())
+    _, *failed = database.check_disk(tmp_path / "q.db", SystemClock())
     messages = [f"cannot write to {tmp_path}: No space left on device", f"{tmp_path} is on nfs4"]
     assert [(check.level, check.message) for check in failed] == [(Level.FAIL, message) for message in messages]
 
@@ -111,9 +110,12 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
 
 
 def test_page_without_an_index_fails(tmp_path: Path) -> None:
-    assert publication.check_page(tmp_path, enabled=False).level is Level.OK
-    assert publication.check_page(tmp_path, enabled=True).level is Level.FAIL
-    assert publication.check_page(BUILT_PAGE_DIR, enabled=True).level is Level.OK
+    for page, level in (
+        (UiSection(enable=False, dist_path=str(tmp_path)), Level.OK),
+        (UiSection(enable=True, dist_path=str(tmp_path)), Level.FAIL),
+        (UiSection(enable=True), Level.OK),
+    ):
+        assert publication.check_page(Config(ui=page)).level is level
 
 
 # The process
