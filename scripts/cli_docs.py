@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
+from helper.cli.config import render_example
 from helper.cli.main import COMMANDS, create_cli
-from helper.config.settings_text import render_example
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json as jsonlib
 import os
 import re
 import secrets
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -17,9 +20,8 @@ from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, fail, print_message
 from helper.clock import SystemClock
 from helper.config.loader import Problem, SettingsError, load
-from helper.config.sections import Config
-from helper.config.settings_file import DEFAULT_DATABASE
-from helper.config.settings_text import SECTIONS, render_example, to_display_value, to_toml
+from helper.config.sections import SECTIONS, Config
+from helper.config.settings_file import DEFAULT_DATABASE, SECRET_SETTINGS
 from helper.core.json_records import fact
 from helper.doctor import CheckResult, all_ok, chain
 from helper.errors import ConfigError
@@ -28,9 +30,17 @@ from helper.runtime.process_security import acting_as_owner
 
 TOKEN_BYTES: Final = 32
 """Random bytes in a new token."""
+REDACTED: Final = "(set, not shown)"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
 _SECTION_LINE: Final = re.compile(rf"^\s*\[({'|'.join(SECTIONS)})\b".encode(), re.MULTILINE)
 """Also in a settings file with errors, but in no database, key file or export."""
+
+_WIDTH: Final = 100
+_HEADER: Final = """\
+# svote-helper settings. Every key is listed with its default. Uncomment a line to change it.
+# Each setting can also be set by the environment variable SVOTE_HELPER_<SECTION>_<KEY> (lists are comma-separated).
+# `svote-helper config validate` checks this file; `svote-helper config show --origin` shows the values in effect.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,26 @@ def init(
     emit(created, lambda _: print_message(f"wrote {output}"), json=json)
 
 
+def render_example(settings: Mapping[tuple[str, str], Any] | None = None) -> str:
+    """Return a settings file with all keys. `# ` begins an explanation; `#` without a space a setting at its default.
+
+    Args:
+        settings: settings to write uncommented, by section and key.
+    """
+    rendered_settings = settings or {}
+    parts = [_HEADER]
+    for section, fields in SECTIONS.items():
+        model = Config.model_fields[section].annotation
+        assert isinstance(model, type)
+        block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
+        for key, field in fields.items():
+            block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
+            value = rendered_settings.get((section, key))
+            block += [f"#{key} = {to_toml(field.default)}" if value is None else f"{key} = {to_toml(value)}", ""]
+        parts.append("\n".join(block))
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
 def _write_settings(path: Path, content: bytes, *, replace: bool) -> None:
     """Write a settings file with mode 0600. If the disk is full, an existing file is unchanged."""
     mode = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (0 if replace else os.O_EXCL)
@@ -145,6 +175,39 @@ def _print_settings(shown: Mapping[str, Any]) -> None:
             where = f"  # {origins[f'{section}.{key}']}" if origins else ""
             typer.echo(f"{key} = {to_toml(value)}{where}")
         typer.echo("")
+
+
+def to_display_value(section: str, key: str, value: Any) -> Any:
+    """Return a value for display: secrets and credentials in URLs redacted, tuples as lists.
+
+    The path of a node's URL can be a key of its provider. Other output names a node by host and port.
+    """
+    if (section, key) in SECRET_SETTINGS:
+        return REDACTED if value else value
+    if isinstance(value, tuple):
+        return [to_display_value(section, key, part) for part in value]
+    if isinstance(value, str) and "://" in value:
+        return _redact_credentials(value, hides_path=section == "chain")
+    return value
+
+
+def _redact_credentials(url: str, *, hides_path: bool) -> str:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    netloc = f"***@{host}" if "@" in parts.netloc else host
+    path = "/***" if parts.path and hides_path else parts.path
+    return urlunsplit((parts.scheme, netloc, path, "***" if parts.query else "", ""))
+
+
+def to_toml(value: Any) -> str:
+    """Format a value as TOML."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    if isinstance(value, str):
+        return jsonlib.dumps(value, ensure_ascii=False)
+    return "[" + ", ".join(to_toml(part) for part in value) + "]"
 
 
 def validate(

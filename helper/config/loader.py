@@ -7,11 +7,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_origin
 
 from pydantic import ValidationError
 
-from helper.config.sections import Config, find_contradictions
+from helper.config.sections import SECTIONS, Config, find_contradictions
 from helper.config.settings_file import (
     CREDENTIALS,
     CREDENTIALS_DIRECTORY,
@@ -23,12 +23,13 @@ from helper.config.settings_file import (
     parse_syntax_error,
     variable_name,
 )
-from helper.config.settings_text import SECTIONS, describe_validation_error, parse_value
 from helper.core.json_records import fact
 from helper.errors import ConfigError
 
 Key = tuple[str, str]
 """Section and key."""
+_TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
+_FALSE_TEXTS: Final = frozenset({"false", "0", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class _SettingsReader:
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
             try:
-                self._set_value(key, parse_value(*key, env[name]), Origin("env", name))
+                self._set_value(key, _parse_value(*key, env[name]), Origin("env", name))
             except ValueError as error:
                 self.problems.append(Problem(name, None, ".".join(key), str(error)))
 
@@ -260,7 +261,7 @@ class _SettingsReader:
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 section, key = str(details["loc"][0]), str(details["loc"][1])
-                self._add_problem((section, key), describe_validation_error(section, key, details))
+                self._add_problem((section, key), _describe_validation_error(section, key, details))
         if config is not None:
             for section, key, message in find_contradictions(config):
                 self._add_problem((section, key), message)
@@ -312,3 +313,67 @@ def _suggest_key(section: str, name: str) -> str | None:
     everywhere = {key: other for other in SECTIONS for key in SECTIONS[other]}
     close = difflib.get_close_matches(name, everywhere, n=1, cutoff=0.8)
     return f"{everywhere[close[0]]}.{close[0]}" if close else None
+
+
+def _setting_type(section: str, key: str) -> type:
+    """Return the plain type of a setting: bool, int, float, str, or tuple for a list of addresses."""
+    default = SECTIONS[section][key].default
+    annotation = SECTIONS[section][key].annotation
+    if get_origin(annotation) is tuple:
+        return tuple
+    return float if annotation is float else type(default)
+
+
+def _parse_value(section: str, key: str, text: str) -> Any:
+    """Parse the value of an environment variable; lists are separated by commas.
+
+    Empty entries are dropped, except in the list of RPC URLs, where they mean a node without RPC.
+
+    Raises:
+        ValueError: the text does not have the setting's type.
+    """
+    kind = _setting_type(section, key)
+    if kind is tuple:
+        parts = [part.strip() for part in text.split(",")]
+        if (section, key) != ("chain", "rpc"):
+            return [part for part in parts if part]
+        while parts and not parts[-1]:
+            parts.pop()
+        return parts
+    if kind is bool:
+        lowered = text.strip().lower()
+        if lowered in _TRUE_TEXTS or lowered in _FALSE_TEXTS:
+            return lowered in _TRUE_TEXTS
+        raise ValueError("must be true or false")
+    if kind in {int, float}:
+        try:
+            return kind(text.strip())
+        except ValueError:
+            raise ValueError("must be a whole number" if kind is int else "must be a number") from None
+    return text
+
+
+def _describe_validation_error(section: str, key: str, details: Mapping[str, Any]) -> str:
+    """Describe a validation error, without the value, which may be secret."""
+    kind, context = str(details["type"]), details.get("ctx", {})
+    place = (
+        f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and _setting_type(section, key) is tuple else ""
+    )
+    messages = {
+        "bool_type": "must be true or false",
+        "int_type": "must be a whole number",
+        "float_type": "must be a number",
+        "finite_number": "must be a finite number",
+        "string_type": "must be a string",
+        "tuple_type": "must be a list of strings",
+    }
+    if kind in messages:
+        return place + messages[kind]
+    if kind == "value_error":
+        return place + str(context["error"])
+    if kind == "literal_error":
+        return place + f"must be one of {context['expected']}"
+    limits = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
+    if kind in limits:
+        return place + f"must be {limits[kind]} {next(iter(context.values())):g}"
+    return place + str(details["msg"])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from itertools import zip_longest
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from helper.config.settings_file import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT, SOCKET_NAME
 from helper.config.value_types import (
@@ -539,6 +541,20 @@ class Config(Section):
     def socket_path(self) -> Path:
         """Path of the control socket: as set, or in the directory of the queue database."""
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
+
+
+def _collect_sections() -> dict[str, dict[str, FieldInfo]]:
+    sections = {}
+    for name, field in Config.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, Section)
+        sections[name] = dict(model.model_fields)
+    return sections
+
+
+SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = _collect_sections()
+"""Model fields of all settings by section and key."""
 
 
 def find_contradictions(config: Config) -> list[tuple[str, str, str]]:

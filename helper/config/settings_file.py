@@ -33,6 +33,10 @@ CREDENTIALS: Final = {
 """Secret settings and the names of their systemd credentials. The setting `<key>_file` names another file."""
 FILE_CREDENTIALS: Final = {("store", "key_file"): "store-key", ("s3", "credentials_file"): "s3-credentials"}
 """Settings that name a secret file, and the systemd credentials that are this file."""
+SECRET_SETTINGS: Final = frozenset(
+    {("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")}
+)
+"""Settings whose values are never shown."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
 ADMIN_DATABASE: Final = "svote-admin.db"

@@ -24,8 +24,7 @@ from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.loader import Problem, load_valid_settings
 from helper.config.sections import Config
-from helper.config.settings_file import find_file
-from helper.config.settings_text import SECRET_SETTINGS
+from helper.config.settings_file import SECRET_SETTINGS, find_file
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
 from helper.server.page_routes import INDEX

@@ -26,7 +26,7 @@ import pytest
 from devnet import ballot
 from devnet.clients.client_wallet import MAX_POSTS
 from devnet.wallet import Wallet
-from helper.config.settings_text import render_example
+from helper.cli.config import render_example
 from helper.runtime.network_clients import open_socks_stream
 from tests.acceptance.document_commands import CommandBlock, DocumentShell, parse_blocks
 from tests.acceptance.test_operations import BIN, PAGE, ROOT, write_executable

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from helper.cli.config import REDACTED, render_example, to_display_value
 from helper.config.loader import Problem, SettingsError, load, load_traced
-from helper.config.sections import Config
+from helper.config.sections import SECTIONS, Config
 from helper.config.settings_file import ENV_PREFIX, find_file, find_key_lines, variable_name
-from helper.config.settings_text import REDACTED, SECTIONS, render_example, to_display_value
 from helper.errors import ConfigError
 from scripts.cli_docs import EXAMPLE_FILE
 
