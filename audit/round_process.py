@@ -51,7 +51,7 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
         finally:
             await readers.aclose()
             await pool.aclose()
-    if not job.audit:
+    if not job.config.archive.audit:
         return None
     completed = await audit_round(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
     result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})

@@ -28,8 +28,7 @@
     ├── BucketError             an object store operation failed
     │   ├── BucketRefused       access denied, or no such bucket
     │   └── BucketThrottled     the object store limits the rate of requests
-    ├── DaemonError             the running helper could not execute a command
-    │   └── DaemonUnreachableError it does not respond
+    ├── DaemonUnreachableError  the running helper does not respond
     ├── ChainError              a request to a node failed
     │   ├── ChainUnavailable    no node is available
     │   ├── ChainResponseError  a node's response is invalid or contradictory
@@ -259,14 +258,10 @@ class BucketThrottled(BucketError):
     )
 
 
-class DaemonError(HelperError):
-    """The running helper responded, but could not execute a command."""
+class DaemonUnreachableError(HelperError):
+    """The running helper does not respond."""
 
     advice = "Check the helper's log."
-
-
-class DaemonUnreachableError(DaemonError):
-    """The running helper does not respond."""
 
 
 class ChainError(HelperError):

@@ -12,6 +12,7 @@ import typer
 
 from helper.cli.conventions import ExitCode, QueueOptions, fail
 from helper.config.loader import Loaded, load_traced
+from helper.config.sections import Config
 from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing, refuse_planted
 
 SHARED_ADVICE: Final = (
@@ -24,7 +25,7 @@ def database_file(options: QueueOptions, *, must_exist: bool = True) -> Path:
 
     Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
     """
-    settings = read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
+    settings = read_queue_settings(options)
     if settings.store.url and options.db is None:
         fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
     if must_exist and is_missing(settings.db_path):
@@ -48,6 +49,11 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     refuse_planted(loaded.config.socket_path)
     refuse_planted(loaded.config.db_path)
     return loaded
+
+
+def read_queue_settings(options: QueueOptions) -> Config:
+    """Read the settings, with the database of `--db`."""
+    return read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
 
 
 PassphraseOption = Annotated[

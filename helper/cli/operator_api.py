@@ -19,11 +19,11 @@ from urllib.parse import urlencode
 
 import typer
 
-from helper.cli.command_inputs import read_settings
+from helper.cli.command_inputs import read_queue_settings
 from helper.cli.conventions import QueueOptions
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
-from helper.errors import ActionRefused, DaemonError, DaemonUnreachableError, HelperError, NotFound, UsageError
+from helper.errors import ActionRefused, DaemonUnreachableError, HelperError, NotFound, UsageError
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 from helper.store.sqlite.file_lock import is_locked
 
@@ -31,6 +31,7 @@ QUERY_SECONDS: Final = 10.0
 """Timeout of a query in seconds."""
 ACTION_SECONDS: Final = 3600.0
 """Timeout of an action in seconds. An action runs in small transactions, which takes minutes on a large queue."""
+_LOG_ADVICE: Final = "Check the helper's log."
 _DATABASE_ADVICE: Final = "Start the helper, or specify its settings (--config) or its database (--db)."
 
 
@@ -55,10 +56,9 @@ class OperatorApi:
     @classmethod
     def of(cls, options: QueueOptions) -> OperatorApi:
         """Create a client from the settings and the `--db` flag."""
-        db = options.db
-        settings = read_settings(options.config, {"helper.db_path": str(db) if db else None}).config
-        shared = bool(settings.store.url) and db is None
-        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named=db is not None)
+        settings, is_named = read_queue_settings(options), options.db is not None
+        shared = bool(settings.store.url) and not is_named
+        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the response to a query.
@@ -144,9 +144,9 @@ class _DaemonObject(dict[str, Any]):
         raise other_version(f"its response has no `{name}`")
 
 
-def other_version(reason: str) -> DaemonError:
+def other_version(reason: str) -> HelperError:
     """Return the error of a response that this command cannot read."""
-    return DaemonError(
+    return HelperError(
         f"the running helper has another version than this command: {reason}",
         advice="Restart the helper. `svote-helper version` shows the version of the command.",
     )
@@ -159,7 +159,7 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
     except ValueError:
         response = None
     if not isinstance(response, dict):
-        raise DaemonError("unexpected response on the control socket")
+        raise HelperError("unexpected response on the control socket", advice=_LOG_ADVICE)
     if status == 200:
         return response
     message, advice = str(response.get("error", "")), response.get("advice") or None
@@ -173,7 +173,7 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
         case 409 | 422:
             raise ActionRefused(message, advice=advice)
     if by_daemon:
-        raise DaemonError(f"the helper returned an error: {message}", advice=advice)
+        raise HelperError(f"the helper returned an error: {message}", advice=advice or _LOG_ADVICE)
     raise HelperError(message, advice=advice)
 
 

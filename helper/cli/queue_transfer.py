@@ -17,7 +17,7 @@ import typer
 from helper.cli.command_inputs import (
     PassphraseOption,
     read_passphrase,
-    read_settings,
+    read_queue_settings,
 )
 from helper.cli.conventions import (
     DryRunOption,
@@ -201,7 +201,7 @@ def export(
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    settings = read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
+    settings = read_queue_settings(options)
     api, refs = OperatorApi.of(options), [operator_parameters.parse_ref(ref) for ref in shares or []]
     harden_process()
     filter_query = selection.to_query(api)

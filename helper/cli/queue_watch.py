@@ -54,7 +54,7 @@ def parse_state(state: Mapping[str, Any]) -> Overview:
     """Parse the data of an event `state`.
 
     Raises:
-        DaemonError: the service has another version.
+        HelperError: the service has another version.
     """
     try:
         return _OVERVIEW.validate_python(state)

@@ -28,14 +28,12 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.clock import Clock
-from helper.config.sections import S3Section
+from helper.config.sections import LEASE_SECONDS_RANGE, S3Section
 from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
 from helper.lease import Moment, Term
 from helper.object_store import Bucket, StoredObject, open_bucket
 
-MAX_LEASE_SECONDS: Final = 300.0
-"""Longest accepted lease in seconds, so that an incorrect object cannot block all hosts indefinitely."""
 _MAX_BYTES: Final = 4096
 
 
@@ -49,7 +47,8 @@ class LeaseRecord(BaseModel):
         fence: fencing token of this acquisition; a version without a holder has one below all later tokens.
         beat: number of versions this process has written.
         mark: random for each version (hex), so that all versions differ, even if the machine was cloned.
-        seconds: validity from when this version was written.
+        seconds: validity from when this version was written; limited, so that an incorrect object cannot block all
+            hosts indefinitely.
         released: whether the lease was released.
         written: wall clock of the holder at the write (Unix seconds), for display only.
     """
@@ -62,7 +61,7 @@ class LeaseRecord(BaseModel):
     fence: Annotated[int, Field(ge=0, le=2**62)]
     beat: Annotated[int, Field(ge=0, le=2**62)]
     mark: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] = Field(default_factory=lambda: token_hex(8))
-    seconds: Annotated[float, Field(gt=0, le=MAX_LEASE_SECONDS, allow_inf_nan=False)]
+    seconds: Annotated[float, Field(gt=0, le=LEASE_SECONDS_RANGE[1], allow_inf_nan=False)]
     released: bool = False
     written: Annotated[float, Field(allow_inf_nan=False)]
 
@@ -154,16 +153,11 @@ class S3Lease:
         host: name of this host, for display.
         clock: the source of time.
         seconds: validity of the lease.
-
-    Raises:
-        ValueError: `seconds` is above `MAX_LEASE_SECONDS`.
     """
 
     def __init__(
         self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float = DEFAULT_LEASE_SECONDS
     ) -> None:
-        if seconds > MAX_LEASE_SECONDS:
-            raise ValueError(f"a lease of {seconds} s is longer than {MAX_LEASE_SECONDS} s")
         self.seconds = seconds
         self.fence = 0
         self.holder = ""

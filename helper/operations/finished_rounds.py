@@ -38,13 +38,12 @@ RETRY_SECONDS: Final = 900.0
 
 
 class Job(BaseModel):
-    """A finished round to archive, and to audit.
+    """A finished round to archive and, if `[archive] audit` is set, to audit.
 
     Attributes:
         config: the settings of nodes and archive.
         round: the round id (hex).
         height: the archive is complete up to this block.
-        audit: whether to audit the round too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,7 +51,6 @@ class Job(BaseModel):
     config: Config
     round: Annotated[str, Field(pattern=HEX_32)]
     height: Annotated[int, Field(ge=1, le=2**62)]
-    audit: bool
 
 
 RunWorker = Callable[[Job], Awaitable[str | None]]
@@ -143,7 +141,7 @@ class FinishedRounds:
                 await self._process_round(known.round_id, height)
 
     async def _process_round(self, round_id: bytes, height: int) -> None:
-        job = Job(config=self._worker_config, round=round_id.hex(), height=height, audit=self._audits)
+        job = Job(config=self._worker_config, round=round_id.hex(), height=height)
         try:
             verdict = await self._run_worker(job)
         except AuditError as error:

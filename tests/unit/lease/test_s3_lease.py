@@ -398,11 +398,6 @@ async def test_bucket_without_response_times_out() -> None:
         await lease.acquire()
 
 
-def test_lease_longer_than_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="longer than 300"):
-        S3Lease(MemoryBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=301)
-
-
 def test_observation_waits_for_longer_of_both_durations() -> None:
     record = LeaseRecord(holder="0" * 32, host="a", fence=1, beat=1, seconds=20, written=0)
     watch = LeaseObservation()

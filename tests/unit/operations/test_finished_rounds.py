@@ -61,7 +61,7 @@ class FakeWorker:
         self.jobs.append(job)
         if self.error is not None:
             raise AuditError(self.error)
-        return self.verdict if job.audit else None
+        return self.verdict if job.config.archive.audit else None
 
 
 CONFIG = Config(
@@ -103,7 +103,7 @@ async def test_process_waits_for_the_end_of_the_round_and_its_blocks() -> None:
     setup.pool.head, setup.archived_height = BlockHead("svote-1", 199, 0.0), 199
     assert await setup.processed() == ["01"]
     (job,) = setup.worker.jobs
-    assert (job.height, job.audit, job.round) == (199, True, FIRST.hex())
+    assert (job.height, job.config.archive.audit, job.round) == (199, True, FIRST.hex())
     assert await setup.processed() == ["01"]
     setup.pool.statuses[SECOND] = RoundStatus.FINALIZED
     setup.archived_height = 299
@@ -128,7 +128,7 @@ async def test_process_skips_rounds_in_the_archive(audit: bool) -> None:
     await setup.bucket.put(audit_name(FIRST) if audit else manifest_name(FIRST), b"")
     await setup.bucket.put(audit_name(SECOND) if not audit else manifest_name(SECOND), b"")
     assert await setup.processed() == ["02"]
-    assert setup.worker.jobs[0].audit is audit
+    assert setup.worker.jobs[0].config.archive.audit is audit
     assert setup.bucket.request_counts["list"] == 1
     await setup.processed()
     assert setup.bucket.request_counts["list"] == 1
@@ -194,7 +194,7 @@ def script(text: str) -> tuple[str, ...]:
     return sys.executable, "-c", text
 
 
-JOB = Job(config=CONFIG, round=FIRST.hex(), height=199, audit=True)
+JOB = Job(config=CONFIG, round=FIRST.hex(), height=199)
 
 
 async def test_worker_process_gets_the_job_and_returns_the_verdict() -> None:
@@ -231,12 +231,13 @@ async def test_worker_process_is_killed_with_its_task(tmp_path: Any) -> None:
 async def test_run_job_audits_an_archived_round() -> None:
     source, clock = threshold_round(), FakeClock()
     bucket = await archive_round(source)
-    job = Job(config=CONFIG, round=source.round_id.hex(), height=399, audit=True)
+    job = Job(config=CONFIG, round=source.round_id.hex(), height=399)
     assert await run_job(job, bucket, clock) == "not_checked"
     stored = parse_object(StoredAudit, bucket.objects[audit_name(source.round_id)].body)
     assert (stored.round, stored.at, stored.verdict) == (source.round_id.hex(), int(clock.now()), "not_checked")
     assert [check.id for check in stored.checks if check.verdict != "passed"] == ["E"]
-    assert await run_job(job.model_copy(update={"audit": False}), bucket, clock) is None
+    archives_only = CONFIG.model_copy(update={"archive": CONFIG.archive.model_copy(update={"audit": False})})
+    assert await run_job(job.model_copy(update={"config": archives_only}), bucket, clock) is None
 
 
 # ---------------------------------------------------------------------- results
