@@ -182,11 +182,14 @@ def _render_clients() -> list[str]:
     )
     situations = (
         "What this helper answers, with the HTTP statuses (– for none) that the client gets until it has another "
-        "helper. ▲ is best where every answer but 200 gives it, and where the client's own connection stalls. "
-        "[Decision 39](decisions/0039-answers-for-every-wallet.md) has the reasons."
+        "helper. [Decision 39](decisions/0039-answers-for-every-wallet.md) has the reasons."
     )
-    tables = outcomes.render_answers(), outcomes.render_situations()
-    return ["## Clients", "", answers, "", *tables[0], "", situations, "", *tables[1], ""]
+    best = (
+        "Why no answer is better where a client has ▲. zafu takes only a 2xx, and after anything else asks no other "
+        "helper, so that only 200 is better for it. It ends a request after 10 s."
+    )
+    tables = outcomes.render_answers(), outcomes.render_situations(), outcomes.render_reasons()
+    return ["## Clients", "", answers, "", *tables[0], "", situations, "", *tables[1], "", best, "", *tables[2], ""]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ A share that is already known is a duplicate, whatever is known of its round: it
 before any refusal. The exception is a share whose leaf is known and differs, since only the voter may ask.
 
 While the helper is paused, known shares and shares that are invalid regardless of the chain's newest state get the
-usual response; all others are refused temporarily. `helper.core.refusals` has the responses.
+usual response; all others are refused temporarily. While it starts they wait, because the first sync ends that pause.
+`helper.core.refusals` has the responses.
 
 Nothing about an accepted share is logged; metrics record only the number of each outcome.
 """
@@ -21,7 +22,7 @@ Nothing about an accepted share is logged; metrics record only the number of eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -33,7 +34,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
-from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal
+from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal, attempt_token
 from helper.core.share import InvalidChoice, Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
@@ -48,11 +49,15 @@ MAX_WAIT_SECONDS: Final = 3.5
 
 Three wallets give a request up 5 s after they began to connect, which takes up to 1.5 s on a mobile network.
 """
-FIRST_ATTEMPT_WAIT_SECONDS: Final = 15.0
-"""The same for the first request for a share that names its attempt: its wallet ends it after 30 s.
+BROWSER_WAIT_SECONDS: Final = 8.0
+"""The same for a browser's first request for a share. The only such wallet ends it after 10 s, and asks no other helper
+then."""
+LONGEST_WAIT_SECONDS: Final = 15.0
+"""The same for wallets that end a request after 30 s: custody-voter, and those that name their attempt.
 
-That wallet repeats a refused share twice at the same helper before it takes another one. A repeat waits
-`MAX_WAIT_SECONDS`, so that 37 of the 60 s that the wallet has for a share's first helpers are left for others.
+custody-voter stops at a share that too few helpers accept. A wallet that names its attempt repeats a refused share
+twice at the same helper before it takes another one. A repeat waits `MAX_WAIT_SECONDS`, so that 37 of the 60 s that the
+wallet has for a share's first helpers are left for others.
 """
 REPEAT_SECONDS: Final = 60.0
 """Seconds for which a share that waited is recognized, in memory only."""
@@ -67,47 +72,60 @@ _GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""
 
 
+def longest_wait(headers: Sequence[tuple[bytes, bytes]]) -> float:
+    """Maximum seconds that the first request for a share waits, by what its headers say of its client.
+
+    Args:
+        headers: names in lower case, and values.
+    """
+    values = dict(headers)
+    is_custody = values.get(b"user-agent", b"").startswith(b"valar-custody-voter/")
+    if is_custody or attempt_token(headers) is not None:
+        return LONGEST_WAIT_SECONDS
+    return BROWSER_WAIT_SECONDS if b"origin" in values else MAX_WAIT_SECONDS
+
+
 class WaitingShares:
     """Slots of shares that wait for the chain.
 
-    When no slot is free, the share that has waited longest of those that name their attempt is given up for a share
-    that does not: its wallet posts it again within a second, and others do not.
+    When no slot is free, the share that has waited longest of the patient ones, which may wait longer than
+    `MAX_WAIT_SECONDS`, is given up for one that is not patient: a long wait takes no slot from others.
     """
 
     def __init__(self, capacity: int) -> None:
         self._free = capacity
-        self._attempts: dict[anyio.CancelScope, None] = {}  # those that can be given up, in order
+        self._patient: dict[anyio.CancelScope, None] = {}  # those that can be given up, in order
 
     @contextmanager
-    def hold(self, *, names_attempt: bool) -> Iterator[None]:
+    def hold(self, *, is_patient: bool) -> Iterator[None]:
         """Hold a slot.
 
         Raises:
             TemporaryRefusal: no slot is free, or the slot was given to another share.
         """
-        if not self._free and not names_attempt:
-            self._give_up_attempt()
+        if not self._free and not is_patient:
+            self._give_up_patient()
         if not self._free:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
         self._free -= 1
         scope = anyio.CancelScope()
-        if names_attempt:
-            self._attempts[scope] = None
+        if is_patient:
+            self._patient[scope] = None
         try:
             with scope:
                 yield
         finally:
-            if not names_attempt or scope in self._attempts:
-                self._attempts.pop(scope, None)
+            if not is_patient or scope in self._patient:
+                self._patient.pop(scope, None)
                 self._free += 1
         if scope.cancelled_caught:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
 
-    def _give_up_attempt(self) -> None:
-        """End the wait of the attempt that has waited longest, and release its slot."""
-        scope = next(iter(self._attempts), None)
+    def _give_up_patient(self) -> None:
+        """End the wait of the patient share that has waited longest, and release its slot."""
+        scope = next(iter(self._patient), None)
         if scope is not None:
-            del self._attempts[scope]
+            del self._patient[scope]
             self._free += 1
             scope.cancel()
 
@@ -180,14 +198,14 @@ class AdmissionController:
         self,
         body: bytes,
         *,
-        names_attempt: bool = False,
+        wait_seconds: float = MAX_WAIT_SECONDS,
         has_left: Callable[[], bool] = lambda: False,
     ) -> EnqueueResult:
         """Parse, validate and enqueue a posted share.
 
         Args:
             body: the request's JSON body.
-            names_attempt: whether the request has an attempt token (`helper.core.refusals`): it may wait longer.
+            wait_seconds: for how long the first request for the share may wait (`longest_wait`).
             has_left: whether the client has disconnected; its body is then not validated.
 
         Returns:
@@ -205,17 +223,17 @@ class AdmissionController:
         try:
             arrived_at = self._clock.now()
             checked = await self._validator.validate_body(body, has_left)
-            return await self._admit(checked, arrived_at, names_attempt=names_attempt)
+            return await self._admit(checked, arrived_at, wait_seconds)
         finally:
             self._in_flight -= 1
 
-    async def _admit(self, checked: CheckedShare, arrived_at: float, *, names_attempt: bool) -> EnqueueResult:
+    async def _admit(self, checked: CheckedShare, arrived_at: float, wait_seconds: float) -> EnqueueResult:
         try:
             refusal = self._find_refusal(checked, arrived_at)
             if refusal is not None and await self._is_duplicate(checked):
                 return EnqueueResult.DUPLICATE
             if isinstance(refusal, TemporaryRefusal):
-                refusal = await self._wait_for_chain(checked, arrived_at, refusal, names_attempt=names_attempt)
+                refusal = await self._wait_for_chain(checked, arrived_at, refusal, wait_seconds)
             if refusal is not None:
                 raise refusal
             return await self._enqueue(checked, arrived_at)
@@ -289,16 +307,17 @@ class AdmissionController:
         return leaf in {None, checked.vote_commitment} and await self._store.is_known(share.key)
 
     async def _wait_for_chain(
-        self, checked: CheckedShare, arrived_at: float, refusal: TemporaryRefusal, *, names_attempt: bool
+        self, checked: CheckedShare, arrived_at: float, refusal: TemporaryRefusal, wait_seconds: float
     ) -> ShareRefused | TemporaryRefusal | None:
         """Wait while the next scheduled syncs may change a refusal. Return the last one."""
         share = checked.share
         if self._is_paused(share):
             return refusal
-        with self._waiting.hold(names_attempt=names_attempt):
+        is_patient = wait_seconds > MAX_WAIT_SECONDS
+        with self._waiting.hold(is_patient=is_patient):
             now = self._clock.monotonic()
-            is_first = names_attempt and self._waited.remember(share.key, now)
-            deadline = now + (FIRST_ATTEMPT_WAIT_SECONDS if is_first else MAX_WAIT_SECONDS)
+            is_repeat = is_patient and not self._waited.remember(share.key, now)
+            deadline = now + (MAX_WAIT_SECONDS if is_repeat else wait_seconds)
             while True:
                 # Something may have changed since the refusal, and a wait sees only what changes later.
                 latest = self._find_refusal(checked, arrived_at)
@@ -308,7 +327,9 @@ class AdmissionController:
                 await self._trees.wait_for_news(share.round_id, share.tree_position, seconds_left)
 
     def _is_paused(self, share: Share) -> bool:
-        return (self._current_pause() or self._get_round_pause_reason(share.round_id)) is not None
+        """Whether there is a pause that the next scheduled sync does not end, as it ends the start."""
+        pause = self._current_pause() or self._get_round_pause_reason(share.round_id)
+        return pause is not None and pause.cause is not PauseCause.CHAIN_NOT_READ
 
 
 def _find_choice_refusal(

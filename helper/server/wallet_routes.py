@@ -16,10 +16,10 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.known_circuits import share_body_schema
 from helper.clock import Clock, SystemClock
-from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token, find_refusal
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, find_refusal
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import payload
-from helper.ingest.admission import AdmissionController
+from helper.ingest.admission import AdmissionController, longest_wait
 from helper.ingest.payload import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server import protocol
@@ -141,8 +141,8 @@ class ShareSubmission:
         return _DUPLICATE if is_duplicate else _QUEUED
 
     def _admit(self, request: protocol.Request, body: bytes) -> Awaitable[EnqueueResult]:
-        names_attempt = attempt_token(request.headers) is not None
-        return self._view.admission.admit(body, names_attempt=names_attempt, has_left=lambda: request.has_left)
+        seconds = longest_wait(request.headers)
+        return self._view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
 
 
 def _accepted(*, is_duplicate: bool) -> protocol.Response:

@@ -27,6 +27,7 @@ from devnet.clients.schedule import draw_submit_at
 from helper.app.service import Service
 from helper.core.share import share_to_payload
 from helper.ingest import admission
+from helper.server import wallet_routes
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import Server, create_server
 from helper.server.protocol import Listener
@@ -230,7 +231,7 @@ def run_wallet_fleet(
     )
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=False)
     world = WalletFleet(seed, loop, plan, is_original=is_original)
-    hold = patch.object(admission, "MAX_WAIT_SECONDS", 0.0) if is_original else nullcontext()
+    hold = patch.object(wallet_routes, "longest_wait", lambda _: 0.0) if is_original else nullcontext()
     with patch_environment(seed, world.event_log), warnings.catch_warnings(), hold:
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         loop.run_until_complete(world.run())

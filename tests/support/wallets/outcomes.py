@@ -247,8 +247,13 @@ def hide_round(helper: TestHelper) -> None:
     helper.chain.rounds.clear()
 
 
-def pause(helper: TestHelper, cause: PauseCause = PauseCause.NO_NODE_IN_SYNC) -> None:
-    helper.app.pause_reason = cause.reason()
+def pause(helper: TestHelper) -> None:
+    helper.app.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+
+
+def start(helper: TestHelper, seconds: float = math.inf) -> None:
+    helper.app.pause_reason = PauseCause.CHAIN_NOT_READ.reason()
+    helper.chain.changes.append((seconds, partial(setattr, helper.app, "pause_reason", None)))
 
 
 def hide_proposals(helper: TestHelper) -> None:
@@ -318,7 +323,8 @@ SITUATIONS: Final = {
     "leaf missing": Situation(hide_leaf),
     "round missing": Situation(hide_round),
     "no node in sync": Situation(pause),
-    "starting": Situation(partial(pause, cause=PauseCause.STARTING)),
+    "starts within 3 s": Situation(partial(start, seconds=3.0)),
+    "starting": Situation(start),
     "known share, no node in sync": Situation(know_shares),
     "proposals not agreed": Situation(hide_proposals),
     "round's status not agreed": Situation(doubt_status),
@@ -347,6 +353,24 @@ def deliver_in(client: Client, situation: Situation) -> Delivery:
         return run_virtual(run())
 
 
+BEST: Final = {
+    "leaf missing": "held for 8 s; a share must not be stored before it can be checked",
+    "round missing": "the same",
+    "no node in sync": "begins only 90 s after the newest block; holding would save shares of its last 8 s alone",
+    "starting": "held for 8 s; a start takes about one",
+    "proposals not agreed": "held for 8 s; a share must not be stored before it can be checked",
+    "round's status not agreed": "the same",
+    "too many requests": "holding it would take a place from another share",
+    "too many shares wait": "the same",
+    "too many connections": "the same",
+    "body stalls": "the client's own connection; also for zkool and the library",
+    "queue not writable": "200 is for shares on disk",
+    "internal error": "the same",
+    "stops while shares wait": "held until 5 s after the signal, in which the leaf may come; the queue then closes",
+}
+"""Why no answer is better where a client has ▲."""
+
+
 # ---------------------------------------------------------------------- the document
 
 LEGEND: Final = (
@@ -367,6 +391,11 @@ def render_answers() -> list[str]:
     return list(
         _render("answer", {name: [mark_answer(c, answer) for c in CLIENTS] for name, answer in ANSWERS.items()})
     )
+
+
+def render_reasons() -> list[str]:
+    """The reasons of each ▲."""
+    return ["| this helper | why ▲ is the best |", "|---|---|", *(f"| {name} | {why} |" for name, why in BEST.items())]
 
 
 def render_situations() -> list[str]:

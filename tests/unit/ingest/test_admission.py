@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import anyio
@@ -18,7 +17,7 @@ from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRe
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
-from helper.ingest.admission import AdmissionController
+from helper.ingest.admission import AdmissionController, longest_wait
 from helper.ingest.payload import PayloadError
 from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult
@@ -341,15 +340,25 @@ async def test_admission_leaf_that_one_node_serves_is_accepted(harness: Harness)
 
 
 @pytest.mark.rule("W13")
-@pytest.mark.parametrize(("names_attempt", "seconds"), [(False, (3.5, 3.5, 3.5)), (True, (15.0, 3.5, 15.0))])
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([], (3.5, 3.5, 3.5)),
+        ([(b"x-vote-ingress-attempt-v1", b"5a" * 32)], (15.0, 3.5, 15.0)),
+        ([(b"origin", b"chrome-extension://zafu")], (8.0, 3.5, 8.0)),
+        ([(b"user-agent", b"valar-custody-voter/1.0.1")], (15.0, 3.5, 15.0)),
+        ([(b"user-agent", b"zkool/1.0"), (b"x-vote-ingress-attempt-v1", b"no token")], (3.5, 3.5, 3.5)),
+    ],
+    ids=["unknown", "attempt", "browser", "custody-voter", "no-token"],
+)
 async def test_admission_hold_ends_at_limit(
-    harness: Harness, names_attempt: bool, seconds: tuple[float, float, float]
+    harness: Harness, headers: list[tuple[bytes, bytes]], seconds: tuple[float, float, float]
 ) -> None:
     remove_leaf(harness)
     for limit, pause in zip(seconds, (0.6, 61.0, 0.0), strict=True):
         started_at = harness.clock.monotonic()
         with pytest.raises(TemporaryRefusal) as caught:
-            await harness.intake.admit(share_body(make_share()), names_attempt=names_attempt)
+            await harness.intake.admit(share_body(make_share()), wait_seconds=longest_wait(headers))
         assert caught.value.situation is Situation.VOTE_NOT_SYNCED
         assert harness.clock.monotonic() - started_at == limit
         await harness.clock.sleep(pause)
@@ -430,7 +439,16 @@ async def test_admission_pause_during_hold_is_temporary(harness: Harness) -> Non
     assert await harness.expect_temporary(make_share()) is Situation.PAUSED
 
 
-async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first(
+@pytest.mark.rule("W5")
+async def test_admission_share_waits_for_the_end_of_the_start(harness: Harness) -> None:
+    harness.pause = PauseCause.CHAIN_NOT_READ.reason()
+    assert await harness.expect_temporary(make_share()) is Situation.PAUSED
+    assert sum(harness.chain.wait_timeouts[:1]) == intake_module.MAX_WAIT_SECONDS
+    harness.chain.syncs = [lambda: setattr(harness, "pause", None)]
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
+
+
+async def test_admission_held_shares_are_limited_and_patient_ones_are_given_up_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(intake_module, "MAX_WAITING", 3)
@@ -440,22 +458,22 @@ async def test_admission_held_shares_are_limited_and_attempts_are_given_up_first
     beyond = share_body(make_share(tree_position=9))
     given_up: list[int] = []
 
-    async def post(number: int, *, names_attempt: bool) -> None:
+    async def post(number: int, wait_seconds: float) -> None:
         with pytest.raises(TemporaryRefusal) as caught:
-            await harness.intake.admit(beyond, names_attempt=names_attempt)
+            await harness.intake.admit(beyond, wait_seconds=wait_seconds)
         if caught.value.situation is Situation.TOO_MANY_WAITING:
             given_up.append(number)
         else:
             assert caught.value.situation is Situation.VOTE_NOT_SYNCED
 
     async with anyio.create_task_group() as group:
-        for number, names_attempt in enumerate([True, False, True, True, False, False, False]):
+        for number, wait_seconds in enumerate([8.0, 3.5, 15.0, 15.0, 3.5, 3.5, 3.5]):
             before = gate.waiting
-            group.start_soon(partial(post, number, names_attempt=names_attempt))
+            group.start_soon(post, number, wait_seconds)
             while gate.waiting == before and number not in given_up:
                 await anyio.sleep(0.001)
             await anyio.wait_all_tasks_blocked()
-        assert given_up == [3, 0, 2, 6], "an attempt gives up no other, the oldest is given up first, then none is left"
+        assert given_up == [3, 0, 2, 6], "a patient one gives up none, the oldest goes first, then none is left"
         assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
         gate.opened.set()
     async with anyio.create_task_group() as group:
@@ -489,7 +507,7 @@ class SyncGate:
     async def wait(self, *_arguments: object) -> None:
         self.waiting += 1
         await self.opened.wait()
-        self._clock.time += intake_module.FIRST_ATTEMPT_WAIT_SECONDS
+        self._clock.time += intake_module.LONGEST_WAIT_SECONDS
 
     async def hold_shares(self, harness: Harness, group: TaskGroup, count: int, posted: bytes) -> int:
         """Post shares; return how many of them wait."""
