@@ -252,7 +252,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_wallets_command(options: argparse.Namespace) -> int:
     """Run the round and print the results; the exit status is 1 if a promise was broken."""
-    seconds = max(1200, 7 * options.wallets)
+    seconds = max(1200, 3 * options.wallets)
     results, violations = run_wallet_fleet(
         options.seed or 1, options.wallets, round_seconds=seconds, is_original=options.original
     )
