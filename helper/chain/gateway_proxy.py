@@ -27,7 +27,7 @@ _POST_FAILURE_STATUSES: Final = frozenset({502, 503, 504})
 """Statuses of a POST after which other nodes get the next POSTs."""
 POST_PAUSE_SECONDS: Final = 30.0
 """Seconds for which a node that failed a POST is tried last. Wallets repeat a transaction within 4 s."""
-_RECEIVE_BUFFER_BYTES: Final = 128 << 10
+_RECEIVE_BUFFER_BYTES: Final = 32 << 10
 """Size of the kernel's receive buffer for a response. The kernel doubles it.
 
 uvloop reads all that the kernel has received before a reader can pause it. With the kernel's default of several

@@ -23,14 +23,25 @@ MIN_PIECE_BYTES: Final = 256
 READ_BYTES: Final = 16 << 10
 """Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
 
-MAX_UNSENT_BYTES: Final = 32 << 20
-"""Bytes of responses that all clients together may leave unread. Above it the longest-stalled connection is aborted."""
+MAX_HELD_BYTES: Final = 32 << 20
+"""Bytes that all clients together may let wait: responses that they do not read, and requests behind the current one.
 
-SOCKET_BUFFER_BYTES: Final = 64 << 10
-"""Size of each of the kernel's two buffers of a connection, which the kernel doubles.
+Nothing is read of such a client, so the kernel's receive buffer counts as full. Above the limit, the connection that
+has waited longest is aborted.
+"""
+
+SEND_BUFFER_BYTES: Final = 64 << 10
+RECEIVE_BUFFER_BYTES: Final = 16 << 10
+"""Sizes of the kernel's two buffers of a connection, which the kernel doubles.
 
 By default they grow to several megabytes, and a few hundred clients that read nothing, or whose pipeline waits, hold a
-gigabyte of the kernel.
+gigabyte of the kernel. The smaller one still receives 1 MiB in 40 s over a satellite (0.6 s there and back).
+"""
+KERNEL_UNSENT_BYTES: Final = 4 << 10
+"""Bytes of a response that the kernel takes of a TCP connection beyond those that the client's window admits.
+
+The others wait here, where they count. Without this limit, 4,000 clients that read nothing of a response of 53 kB hold
+330 MB of the kernel. It does not limit what is on its way to a client.
 """
 
 LINGER_SECONDS: Final = 3.0

@@ -7,9 +7,9 @@ and sizes below are the defaults. A connection is closed
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
 | any        | the client, unless it is a proxy, reads nothing of a response for    | none, or an incomplete      |
-|            | `stalled_seconds` (10 s); the unread responses of all clients take   | response                    |
-|            | more than `MAX_UNSENT_BYTES` (32 MiB), and this one has waited       |                             |
-|            | longest; the server has been stopping for 6 s                        |                             |
+|            | `stalled_seconds` (10 s); the unread responses and waiting requests  | response                    |
+|            | of all clients take more than `MAX_HELD_BYTES` (32 MiB), and this    |                             |
+|            | one has waited longest; the server has been stopping for 6 s         |                             |
 | NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
 | NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
 | HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
@@ -78,10 +78,12 @@ from helper.errors import ClientLeft
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     DRAIN_SECONDS,
+    KERNEL_UNSENT_BYTES,
     LINGER_SECONDS,
-    MAX_UNSENT_BYTES,
+    MAX_HELD_BYTES,
     READ_BYTES,
-    SOCKET_BUFFER_BYTES,
+    RECEIVE_BUFFER_BYTES,
+    SEND_BUFFER_BYTES,
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
@@ -220,7 +222,8 @@ class Listener:
     Attributes:
         connections: the open connections.
         tasks: the running handlers.
-        stalled: connections whose client leaves a response unread, the longest-stalled first.
+        held: connections whose client leaves a response unread or has sent requests behind the current one, those
+            that have waited longest first.
         is_stopping: whether each connection closes after its response.
         ended: set when a connection or a handler has ended.
     """
@@ -242,7 +245,7 @@ class Listener:
         self.keep_alive_seconds = keep_alive_seconds
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.stalled: dict[Connection, None] = {}
+        self.held: dict[Connection, None] = {}
         self.is_stopping = False
         self.ended = asyncio.Event()
         self._waiting = deque[Connection]()  # for their turn
@@ -262,16 +265,17 @@ class Listener:
         excess = len(self.connections) - self.limits.max_connections
         return excess <= 0 or self.evictor.make_room(excess, now)
 
-    def limit_unsent(self) -> None:
-        """Abort connections, the longest-stalled first, until their clients leave few enough bytes unread.
+    def hold(self, connection: Connection) -> None:
+        """Count what waits because of a client. If that is too much, abort connections that have waited longest.
 
-        The one that stalled last stays open, however large its response is.
+        The newest one stays open, however large its response is.
         """
-        unsent = sum(connection.transport.get_write_buffer_size() for connection in self.stalled)
-        while unsent > MAX_UNSENT_BYTES and len(self.stalled) > 1:
-            longest = next(iter(self.stalled))
-            del self.stalled[longest]
-            unsent -= longest.transport.get_write_buffer_size()
+        self.held[connection] = None
+        size = sum(each.held_bytes for each in self.held)
+        while size > MAX_HELD_BYTES and len(self.held) > 1:
+            longest = next(iter(self.held))
+            del self.held[longest]
+            size -= longest.held_bytes
             longest.abort()
 
     def run_in_turn(self, connection: Connection) -> None:
@@ -642,8 +646,10 @@ class Connection(asyncio.BufferedProtocol):
         # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
         transport.set_write_buffer_limits(high=0)
         sock: socket.socket = transport.get_extra_info("socket")
-        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, buffer, SOCKET_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
             progress.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
@@ -666,6 +672,7 @@ class Connection(asyncio.BufferedProtocol):
         listener = self.listener
         listener.evictor.discard(self._meters.progress)
         listener.connections.discard(self)
+        listener.held.pop(self, None)
         listener.ended.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (required by the protocol)
@@ -708,9 +715,8 @@ class Connection(asyncio.BufferedProtocol):
         meters, now = self._meters, self._loop.time()
         meters.stalled_since, meters.unsent_bytes = now, self.transport.get_write_buffer_size()
         meters.stall.set(now + self.listener.limits.stalled_seconds)
+        self.listener.held.pop(self, None)  # it has read the responses before
         self.adjust_reading()
-        self.listener.stalled[self] = None
-        self.listener.limit_unsent()
 
     def _on_stall(self) -> None:
         """Abort the connection if the client has read nothing; close() would wait until it has read everything.
@@ -738,7 +744,6 @@ class Connection(asyncio.BufferedProtocol):
         if meters.sent is not None:
             meters.sent.set()
             meters.sent = None
-        self.listener.stalled.pop(self, None)
 
     def resume_writing(self) -> None:
         """Continue what waited until all bytes are sent."""
@@ -857,11 +862,20 @@ class Connection(asyncio.BufferedProtocol):
         self.adjust_reading()
         return True
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait because of the client, with those that the kernel may have received."""
+        return self.transport.get_write_buffer_size() + len(self._meters.unparsed) + 2 * RECEIVE_BUFFER_BYTES
+
     def adjust_reading(self) -> None:
         """Read from the transport only while the bytes can be used, so that the client cannot make them many."""
-        request, meters = self._request, self._meters
-        has_room = not meters.unparsed and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
-        reads = has_room and meters.stalled_since is None
+        request, meters, listener = self._request, self._meters, self.listener
+        is_held = bool(meters.unparsed) or meters.stalled_since is not None
+        if not is_held:
+            listener.held.pop(self, None)
+        elif self not in listener.held:
+            listener.hold(self)
+        reads = not is_held and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
         if reads is not meters.is_reading and not self.transport.is_closing():
             meters.is_reading = reads
             if reads:
@@ -922,7 +936,8 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.write(b"".join([_STATUS_LINES[response.status], self.listener.date_line(), *lines]))
         if lingers:
             self._end(State.LINGERING)
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has left, which is not noticed while nothing is read
+                self.transport.write_eof()
             self._discard(DRAIN_SECONDS)
         else:
             self._close()

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from helper.server.connection_limits import SOCKET_BUFFER_BYTES
+from helper.server.connection_limits import SEND_BUFFER_BYTES
 from helper.server.gateway_routes import GatewayLimits
 from tests.campaign.attack_clients import (
     API_PREFIX,
@@ -164,7 +164,7 @@ async def attack_gateway(
         findings.require_percentile(
             "gateway, pages not read, honest request", paced_seconds, *setting.scale(FAST, BUSY)
         )
-    bound = GATEWAY_LIMITS.max_streams * 2 * SOCKET_BUFFER_BYTES / 1e6
+    bound = GATEWAY_LIMITS.max_streams * 2 * SEND_BUFFER_BYTES / 1e6
     findings.require_at_most("gateway, kernel's send buffers MB", unsent, bound)
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())

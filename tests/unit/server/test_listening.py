@@ -26,8 +26,10 @@ from structlog.testing import capture_logs
 from helper.clock import SystemClock
 from helper.errors import HelperError
 from helper.server.connection_limits import (
+    KERNEL_UNSENT_BYTES,
     MAX_CLOSING,
-    SOCKET_BUFFER_BYTES,
+    RECEIVE_BUFFER_BYTES,
+    SEND_BUFFER_BYTES,
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
@@ -547,7 +549,7 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
     monkeypatch.setattr(Connection, "connection_lost", note_lost)
     monkeypatch.setattr(Connection, "run", note_run)
     monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
-    monkeypatch.setattr("helper.server.protocol.MAX_UNSENT_BYTES", size)
+    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", size)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
     async with contextlib.AsyncExitStack() as closing, run_server(limits) as port:
         stalled = [await connect_stalled(port, requests) for _ in range(12)]
@@ -558,6 +560,22 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
             counts = [await count_bytes(connection) for connection in stalled]
     assert min(counts) < size * requests < max(counts), "some were aborted, and not all"
     assert most_unsent <= 2 * size
+
+
+async def test_requests_behind_the_current_one_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", 5 * 2 * RECEIVE_BUFFER_BYTES)
+    monkeypatch.setattr("helper.server.listening.STOP_GRACE_SECONDS", 0)
+    async with run_server(ConnectionLimits()) as port, contextlib.AsyncExitStack() as closing:
+        pipelines = []
+        for _ in range(12):  # each of two requests, of which the first is not answered
+            client = await RawClient.connect(port, b"GET /endless/wait HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO_REQUEST)
+            closing.callback(client.writer.transport.abort)
+            pipelines.append(asyncio.create_task(client.read_rest()))
+        await wait_until(lambda: sum(each.done() for each in pipelines) == 8)
+        other = await RawClient.connect(port)
+        closing.callback(other.writer.transport.abort)
+        assert await other.request() == b"hello"
+        assert sum(each.done() for each in pipelines) == 8, "the newest stay open"
 
 
 @pytest.mark.parametrize("is_unix", [False, True])
@@ -571,6 +589,8 @@ async def test_connection_kernel_buffers_are_bounded(
         connection_made(self, transport)
         sock = transport.get_extra_info("socket")
         sizes.extend(sock.getsockopt(socket.SOL_SOCKET, buffer) for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF))
+        if not is_unix:
+            sizes.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT))
 
     monkeypatch.setattr(Connection, "connection_made", note_size)
     with contextlib.ExitStack() as closing:
@@ -587,7 +607,7 @@ async def test_connection_kernel_buffers_are_bounded(
             assert await asyncio.get_running_loop().sock_recv(client, 1)
         server.should_exit = True
         await task
-    assert sizes == [2 * SOCKET_BUFFER_BYTES] * 2
+    assert sizes == [2 * SEND_BUFFER_BYTES, 2 * RECEIVE_BUFFER_BYTES] + [KERNEL_UNSENT_BYTES] * (not is_unix)
 
 
 async def connect_stalled(port: int, requests: int = 1, source: str = "127.0.0.1") -> socket.socket:
