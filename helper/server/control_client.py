@@ -5,6 +5,7 @@ Uses only the standard library, so that commands start quickly. The socket's fil
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ class DaemonUnresponsiveError(Exception):
     """The process that listens on the socket sends no response, or an invalid one."""
 
 
-class _Connection(http.client.HTTPConnection):
+class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -36,7 +37,14 @@ class _Connection(http.client.HTTPConnection):
         """Connect to the socket's file."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(min(self.timeout or CONNECT_SECONDS, CONNECT_SECONDS))
-        self.sock.connect(str(self._path))
+        try:
+            self.sock.connect(str(self._path))
+        except PermissionError:
+            raise PermissionError(f"no permission to use {self._path}") from None
+        except (TimeoutError, BlockingIOError) as error:  # the accept queue of a hung process is full
+            raise DaemonUnresponsiveError("it accepts no connections") from error
+        except OSError as error:  # no such file, a stale file after a crash, or a path too long for a socket
+            raise DaemonNotRunningError(f"no helper is listening on {self._path}") from error
         self.sock.settimeout(self.timeout)
 
 
@@ -56,12 +64,8 @@ def request_control_socket(
         PermissionError: no permission to access the socket.
         DaemonUnresponsiveError: no valid response.
     """
-    connection = _Connection(path, timeout)
-    try:
-        _connect(connection, path)
+    with _connect(_UnixConnection(path, timeout), f"no response within {timeout:g} s") as connection:
         return _send_request(connection, target, body)
-    finally:
-        connection.close()
 
 
 def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_SECONDS) -> Iterator[bytes]:
@@ -77,62 +81,50 @@ def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_S
         PermissionError: no permission to access the socket.
         DaemonUnresponsiveError: no valid response, a status other than 200, or a timeout.
     """
-    connection = _Connection(path, timeout)
-    try:
-        _connect(connection, path)
+    with _connect(_UnixConnection(path, timeout), f"no data for {timeout:g} s") as connection:
         connection.request("GET", target)
         response = connection.getresponse()
         if response.status != 200:
             raise DaemonUnresponsiveError(f"HTTP {response.status}")
         while line := response.readline():
             yield line
-    except TimeoutError as error:
-        raise DaemonUnresponsiveError(f"no data for {timeout:g} s") from error
-    except PermissionError:
-        raise
-    except (OSError, http.client.HTTPException) as error:
-        raise DaemonUnresponsiveError(f"connection lost ({type(error).__name__})") from error
-    finally:
-        connection.close()
 
 
 def request_tcp(host: str, port: int, target: str, *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, bytes]:
     """Send `GET target` over TCP and return the response's status and body. See `request_control_socket`."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
-        try:
-            connection.connect()
-        except OSError as error:
-            raise DaemonNotRunningError(f"no server is listening on {host}:{port}") from error
+        connection.connect()
+    except OSError as error:
+        raise DaemonNotRunningError(f"no server is listening on {host}:{port}") from error
+    with _connect(connection, f"no response within {timeout:g} s"):
         return _send_request(connection, target)
+
+
+@contextlib.contextmanager
+def _connect(connection: http.client.HTTPConnection, on_timeout: str) -> Iterator[http.client.HTTPConnection]:
+    """Connect unless connected, close in the end, and raise DaemonUnresponsiveError if the connection fails."""
+    try:
+        if connection.sock is None:
+            connection.connect()
+        try:
+            yield connection
+        except TimeoutError as error:
+            raise DaemonUnresponsiveError(on_timeout) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonUnresponsiveError(f"connection lost ({type(error).__name__})") from error
     finally:
         connection.close()
-
-
-def _connect(connection: _Connection, path: Path) -> None:
-    try:
-        connection.connect()
-    except PermissionError:
-        raise PermissionError(f"no permission to use {path}") from None
-    except (TimeoutError, BlockingIOError) as error:  # the accept queue of a hung process is full
-        raise DaemonUnresponsiveError("it accepts no connections") from error
-    except OSError as error:  # no such file, a stale file after a crash, or a path too long for a socket
-        raise DaemonNotRunningError(f"no helper is listening on {path}") from error
 
 
 def _send_request(
     connection: http.client.HTTPConnection, target: str, body: bytes | Iterable[bytes] | None = None
 ) -> tuple[int, bytes]:
     try:
-        try:
-            connection.request("GET" if body is None else "POST", target, body)
-        except (BrokenPipeError, ConnectionResetError):
-            if body is None:
-                raise
-            # The server may refuse a long body before its end; the response has the reason.
-        response = connection.getresponse()
-        return response.status, response.read()
-    except TimeoutError as error:
-        raise DaemonUnresponsiveError(f"no response within {connection.timeout:g} s") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise DaemonUnresponsiveError(f"connection lost ({type(error).__name__})") from error
+        connection.request("GET" if body is None else "POST", target, body)
+    except (BrokenPipeError, ConnectionResetError):
+        if body is None:
+            raise
+        # The server may refuse a long body before its end; the response has the reason.
+    response = connection.getresponse()
+    return response.status, response.read()
