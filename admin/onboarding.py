@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Mount
 
 from admin import api_models
 from admin.admin_database import AdminStore, RegistryFullError
@@ -33,14 +33,13 @@ from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError
 from admin.round_totals import GetAudit, RoundsView
 from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
-from helper.core.refusals import TemporaryRefusal, find_refusal, retry_after_of
+from helper.core.refusals import TemporaryRefusal, find_refusal
 from helper.core.text_forms import Network
 from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
-from helper.server.asgi_adapter import AsgiBody
-from helper.server.body_reader import BodyReader
-from helper.server.edge import JsonResponse, http_error_text, log_refusal, request_id_of
-from helper.server.openapi import ApiMount, ApiRoute
+from helper.server.body_reader import AsgiBody, BodyReader
+from helper.server.edge import JsonResponse, error_response, http_error_text, log_refusal, request_id_of
+from helper.server.openapi import ApiRoute
 
 log = structlog.get_logger("helper.admin")
 
@@ -83,7 +82,7 @@ class AdminRoutes:
         self._get_chain_facts = get_chain_facts
         self._body_reader = BodyReader(max_bytes=MAX_REGISTRATION_BYTES)
 
-    def app(self) -> ASGIApp:
+    def app(self) -> Starlette:
         """Return the ASGI application, for mounting under `/api`."""
         routes = self.routes()
         handlers: dict[Any, Any] = {
@@ -184,9 +183,7 @@ class AdminRoutes:
 
 
 def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    retry_after = retry_after_of(status)
-    extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JsonResponse({"error": message}, status, {**extra, **(headers or {})})
+    return error_response(status, message, headers, is_bare=True)
 
 
 async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
@@ -249,7 +246,7 @@ class AdminService:
             clock=clock,
             trusted_networks=trusted_networks,
         )
-        self.mount = ApiMount("/api", routes.app(), routes.routes())
+        self.mount = Mount("/api", routes.app())
 
     @property
     def vote_server_origins(self) -> Sequence[str]:

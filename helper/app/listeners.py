@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,7 @@ from helper.server.listening import (
     Server,
     base_url,
     bind_tcp,
-    create_server,
+    connection_limits,
     listen_unix,
 )
 from helper.server.operator_routes import create_operator_app
@@ -80,16 +81,17 @@ class Listeners:
         self._audits = _create_audit_results(config, clock)
         self._admin = _create_admin(config, node_pool, self._read_only_pool, clock, self._get_audit)
         self._page = _create_page(config, self._admin)
-        self._gateway = self._create_gateway(node_pool) if config.gateway.enable else None
+        self._gateway: Gateway | None = None
+        if config.gateway.enable:
+            limits = GatewayLimits()
+            proxy = GatewayProxy(node_pool, timeout=config.chain.timeout_seconds, connections=limits.max_connections)
+            self._gateway = Gateway(proxy, limits=limits)
         unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
         self._run_checks: CheckRunner = lambda: [Check("chain", None if node_pool.has_usable_node else unusable)]
         self._stats = Stats()
         self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None
-        self._trace_clock = clock if config.server.trace_requests else None
-        self._wallet_edge = create_wallet_edge(
-            None, refusals=self._refusals, more_routes=self._common_routes(), trace_clock=self._trace_clock
-        )
+        self._view: WalletView | None = None
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -118,22 +120,28 @@ class Listeners:
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock)
-        operator_token = self._config.operator.token
-        self._wallet_edge = create_wallet_edge(
-            view,
-            api_token=self._config.helper.api_token,
-            expose_queue_status=self._config.helper.expose_queue_status,
-            refusals=self._refusals,
-            more_routes=[events_route(self._feed, operator_token, self._clock), *self._common_routes()],
-            operator_token=operator_token,
-            trace_clock=self._trace_clock,
-        )
+        self._view = view
         operator_routes = [
             *more_operator_routes,
             *overview_routes(self._feed, observer),
             *health_routes(run_checks),
         ]
         self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
+
+    @cached_property
+    def _wallet_edge(self) -> Edge:
+        config, feed = self._config, self._feed
+        token = config.operator.token
+        events = [] if feed is None else [events_route(feed, token, self._clock)]
+        return create_wallet_edge(
+            self._view,
+            api_token=config.helper.api_token,
+            expose_queue_status=config.helper.expose_queue_status,
+            refusals=self._refusals,
+            more_routes=[*events, *self._common_routes()],
+            operator_token=token,
+            trace_clock=self._clock if config.server.trace_requests else None,
+        )
 
     @property
     def auxiliary_tasks(self) -> AuxiliaryTasks:
@@ -172,14 +180,13 @@ class Listeners:
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(self._open_wallet_listener(wallet_socket))
-            server = create_server(self._wallet_edge, trusted_networks=self._config.trusted_networks)
-            servers = [(server, wallets)]
+            servers = [(Server(self._wallet_edge, trusted_networks=self._config.trusted_networks), wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
-                servers.append((create_server(Edge(self._operator_app), evicts=False), control))
+                servers.append((Server(Edge(self._operator_app), connection_limits(evicts=False)), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
-            tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
+            tasks = [asyncio.create_task(server.serve(sock), name="server") for server, sock in servers]
             on_started(base_url(wallets))
             try:
                 yield tasks
@@ -187,7 +194,7 @@ class Listeners:
                 if self._feed is not None:
                     self._feed.close()
                 for server, _ in servers:
-                    server.should_exit = True
+                    server.stop()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _open_wallet_listener(self, inherited: socket.socket | None) -> AbstractContextManager[socket.socket]:
@@ -234,11 +241,6 @@ class Listeners:
         listener = bind_tcp(settings.host, settings.port, section="metrics")
         log.info("metrics_listening", url=f"{base_url(listener)}/metrics")
         return contextlib.closing(listener)
-
-    def _create_gateway(self, node_pool: NodePool) -> Gateway:
-        limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
-        proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_connections)
-        return Gateway(proxy, limits=limits)
 
 
 async def _read_no_queue() -> HelperSnapshot:

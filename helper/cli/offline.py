@@ -23,7 +23,7 @@ from helper.observability import log_config
 from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import acting_as_owner
-from helper.server.asgi_adapter import PEER_EXTENSION
+from helper.server.edge import PEER_EXTENSION
 from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route, stored_round_states
 from helper.server.protocol import Peer
 from helper.store.factory import read_file_encryption

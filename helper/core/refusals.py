@@ -65,12 +65,10 @@ class Refusal:
     Attributes:
         status: HTTP status.
         text: error text without any value of the request.
-        retry_after: seconds of `Retry-After`; None for no such header.
     """
 
     status: HTTPStatus
     text: str
-    retry_after: int | None
 
     @property
     def is_receipt(self) -> bool:
@@ -107,7 +105,7 @@ def find_refusal(situation: Situation, *details: object, names_attempt: bool) ->
     status, text = situation.value
     if not names_attempt:
         status = _PAUSED
-    return Refusal(status, text.format(*details), retry_after_of(status))
+    return Refusal(status, text.format(*details))
 
 
 def retry_after_of(status: int) -> int | None:

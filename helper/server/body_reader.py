@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
 
 from helper.core.refusals import Situation, TemporaryRefusal
+from helper.errors import ClientLeft
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 
 BODY_TIMEOUT_SECONDS: Final = 30.0
@@ -50,6 +52,34 @@ class BodySource(Protocol):
         ...
 
 
+class AsgiBody:
+    """The body of a request to an ASGI application.
+
+    Args:
+        scope: of the request.
+        receive: of the request; must not have been called.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+
+    def take_body(self, max_bytes: int) -> bytes | None:  # noqa: ARG002 (required by the protocol)
+        """Return None: the body may still arrive."""
+        return None
+
+    async def receive(self) -> tuple[bytes, bool]:
+        """The next part of the body, and whether more follows.
+
+        Raises:
+            ClientLeft: the client disconnected.
+        """
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client disconnected")
+        return message.get("body", b""), message.get("more_body", False)
+
+
 class BodyReader:
     """Reads request bodies for one application.
 
@@ -79,13 +109,6 @@ class BodyReader:
         async with self.buffer_body(source) as body:
             return body
 
-    def take_received(self, source: BodySource) -> bytes | None:
-        """Return a small body that the connection has already received completely, as for almost every share.
-
-        Returns None for any other body; read it with `buffer_body`. A small body does not count towards the budget.
-        """
-        return source.take_body(min(self._uncounted_bytes, self._max_bytes))
-
     @asynccontextmanager
     async def buffer_body(self, source: BodySource) -> AsyncIterator[bytes]:
         """Read a body, of which nothing was read before. It counts towards the budget until exit.
@@ -95,7 +118,8 @@ class BodyReader:
             HTTPException: 413, the body is too large.
             ClientLeft: the client disconnected.
         """
-        if (received := self.take_received(source)) is not None:
+        received = source.take_body(min(self._uncounted_bytes, self._max_bytes))
+        if received is not None:  # as of almost every share; a small body does not count
             yield received
             return
         lengths = [value for name, value in source.headers if name == b"content-length"]

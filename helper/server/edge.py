@@ -22,7 +22,7 @@ import hmac
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, ExceptionHandler
+from starlette.types import ASGIApp, ExceptionHandler, Message, Scope
 
 from helper.clock import Clock
 from helper.core.refusals import (
@@ -49,7 +49,7 @@ from helper.core.refusals import (
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
 from helper.server import protocol
-from helper.server.asgi_adapter import AsgiAdapter
+from helper.server.protocol import Headers
 from helper.server.request_trace import TRACE_HEADER, TRACE_ID, RequestTrace
 
 log = structlog.get_logger("helper.server")
@@ -78,7 +78,11 @@ _ID_BYTES: Final = 8
 _ID_BATCH: Final = 256
 """Ids generated from one read of the system's random source."""
 
-Headers = Sequence[tuple[bytes, bytes]]
+REQUEST_EXTENSION: Final = "request"
+"""Key of the connection's `Request` among the extensions in a scope. It can be aborted."""
+PEER_EXTENSION: Final = "peer"
+"""Key of the peer's credentials (`Peer`, or None) among them."""
+
 PlainHandler = Callable[[protocol.Request], Awaitable[protocol.Response]]
 """Answers a request, or raises an error that `error_response_to` knows."""
 
@@ -110,7 +114,7 @@ class Edge:
         posts: Mapping[str, PlainHandler] | None = None,
         trace_clock: Clock | None = None,
     ) -> None:
-        self._adapter = AsgiAdapter(app, self._complete_head)
+        self._app = app
         self._refusals = Counter[int]() if refusals is None else refusals
         self._posts = posts or {}
         self._trace_clock = trace_clock
@@ -129,13 +133,13 @@ class Edge:
             elif self.posts_share(request):
                 response = await self._answer(request, self._posts[request.path])
             else:
-                await self._adapter(request)
+                await self._serve(request)
                 return None
         except Exception:
             log.exception("request_failed", request_id=request.id)
             if request.has_response_begun:
                 return None
-            response = _plain(error_response(500, "internal error"))
+            response = plain_response(error_response(500, "internal error"))
         return protocol.Response(
             response.status, self._complete_head(request, response.status, response.headers), response.body
         )
@@ -147,7 +151,7 @@ class Edge:
     def refuse(self, refusal: Refusal) -> protocol.Response:
         """The response to a request that its connection refuses."""
         self._refusals[int(refusal.status)] += 1
-        response = _plain(JsonResponse(error_body(refusal.text), refusal.status, _retry_after(refusal)))
+        response = plain_response(error_response(refusal.status, refusal.text))
         return protocol.Response(response.status, [*response.headers, *CORS_HEADERS], response.body)
 
     async def _answer(self, request: protocol.Request, handler: PlainHandler) -> protocol.Response:
@@ -157,7 +161,32 @@ class Edge:
             response = error_response_to(error, request.path, request.headers, request.id)
             if response is None:
                 raise
-            return _plain(response)
+            return plain_response(response)
+
+    async def _serve(self, request: protocol.Request) -> None:
+        """Serve a request with the application. The connection aborts a response that it leaves incomplete.
+
+        Raises:
+            Exception: what the application raises, or that it has not responded.
+        """
+
+        async def receive() -> Message:
+            try:
+                body, more = await request.receive()
+            except ClientLeft:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": body, "more_body": more}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers: Headers = [(name.lower(), value) for name, value in message.get("headers", [])]
+                request.begin_response(message["status"], self._complete_head(request, message["status"], headers))
+            else:
+                await request.send(message.get("body", b""), more=message.get("more_body", False))
+
+        await self._app(_create_scope(request), receive, send)
+        if not request.has_response_begun and request.connection is not None:
+            raise RuntimeError("the application has not responded")
 
     def _choose_id(self, request: protocol.Request) -> str:
         if not request.path.startswith(WALLET_PREFIX):
@@ -182,6 +211,26 @@ class Edge:
         cors = CORS_HEADERS if request.path.startswith(CORS_PREFIXES) else ()
         traced = () if request.trace is None else request.trace.headers()
         return [*headers, *cors, *traced, (_ID_HEADER, request.id.encode())]
+
+
+def _create_scope(request: protocol.Request) -> Scope:
+    head = request.head
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": head.http_version,
+        "method": head.method,
+        "scheme": "http",
+        "path": head.path,
+        "raw_path": head.raw_path,
+        "query_string": head.query,
+        "root_path": "",
+        "headers": head.headers,
+        "client": request.addresses.client,
+        "server": request.addresses.server,
+        "state": {"request_id": request.id},
+        "extensions": {PEER_EXTENSION: request.addresses.peer, REQUEST_EXTENSION: request},
+    }
 
 
 def json_application(
@@ -245,11 +294,14 @@ def error_response_to(error: Exception, path: str, headers: Headers, request_id:
     return None
 
 
-def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """An error response; a 429 or 503 has a `Retry-After` header."""
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None, *, is_bare: bool = False
+) -> JsonResponse:
+    """An error response; a 429 or 503 has a `Retry-After` header. If `is_bare`, its only field is `error`."""
     retry_after = retry_after_of(status)
     extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JsonResponse(error_body(message), status, {**extra, **(headers or {})})
+    body = no_route_body(message) if is_bare else error_body(message)
+    return JsonResponse(body, status, {**extra, **(headers or {})})
 
 
 def refusal_response(
@@ -265,7 +317,7 @@ def refusal_response(
     refusal = find_refusal(situation, *details, names_attempt=token is not None)
     if token is not None and refusal.is_receipt:
         return JsonResponse(ingress_receipt(token), refusal.status, {"Cache-Control": "no-store", **(headers or {})})
-    return JsonResponse(error_body(refusal.text), refusal.status, {**_retry_after(refusal), **(headers or {})})
+    return error_response(refusal.status, refusal.text, headers)
 
 
 def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -273,9 +325,7 @@ def route_error_response(path: str, status: int, message: str, headers: Mapping[
 
     Wallets recognize a route of the wallet API that does not exist by a body with only the field `error`.
     """
-    if has_bare_error(path, status):
-        return JsonResponse(no_route_body(message), status, headers)
-    return error_response(status, message, headers)
+    return error_response(status, message, headers, is_bare=has_bare_error(path, status))
 
 
 def has_bare_error(path: str, status: int) -> bool:
@@ -301,12 +351,8 @@ def log_refusal(request_id: str, status: int, reason: str) -> None:
         log.debug("request_refused", status=status, reason=reason, request_id=request_id)
 
 
-def _retry_after(refusal: Refusal) -> dict[str, str]:
-    return {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-
-
-def _plain(response: Response) -> protocol.Response:
-    """The response of a plain handler."""
+def plain_response(response: Response) -> protocol.Response:
+    """The same response, for a plain handler."""
     return protocol.Response(response.status_code, response.raw_headers, bytes(response.body))
 
 
@@ -318,7 +364,7 @@ def token_matches(token: bytes | None, expected: str) -> bool:
     return hmac.compare_digest(token or b"", expected.encode())
 
 
-def check_token(headers: Iterable[tuple[bytes, bytes]], expected: str) -> None:
+def check_token(headers: Headers, expected: str) -> None:
     """Raise HTTPException (401) unless the first token among these headers is the expected one."""
     name = TOKEN_HEADER.lower().encode()
     if not token_matches(next((value for each, value in headers if each == name), None), expected):

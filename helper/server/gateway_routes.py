@@ -37,10 +37,10 @@ from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
 from helper.chain.node_http import StreamedResponse
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
-from helper.server.asgi_adapter import ABORT_EXTENSION, AsgiBody
 from helper.server.body_reader import BodyReader
-from helper.server.edge import refusal_response, route_error_response
+from helper.server.edge import REQUEST_EXTENSION, refusal_response, route_error_response
 from helper.server.openapi import ApiRoute, Operation
+from helper.server.protocol import Request
 
 log = structlog.get_logger("helper.server")
 
@@ -116,7 +116,8 @@ class GatewayLimits:
         max_waiting_leaves: maximum requests for pages of leaves that wait for one of these to get its response. For
             another one, one of them is refused.
         slow_leaves_seconds: a request for a page of leaves without a response for this long may be aborted for another.
-        max_shared_bytes: maximum bytes of pages of leaves that several requests share.
+        max_shared_bytes: maximum bytes of pages of leaves that several requests share, which are in memory until these
+            requests have ended.
     """
 
     max_concurrent: int = 128
@@ -156,12 +157,7 @@ class Gateway:
         self._body_reader = body_reader or BodyReader(timeout_seconds=BODY_SECONDS)
         self._limits = limits or GatewayLimits()
         self._active: set[_ForwardedRequest] = set()
-        self._page_reads = _PageReads(
-            max_reads=self._limits.max_leaves,
-            max_waiting=self._limits.max_waiting_leaves,
-            slow_seconds=self._limits.slow_leaves_seconds,
-            max_shared_bytes=self._limits.max_shared_bytes,
-        )
+        self._page_reads = _PageReads(self._limits)
 
     def routes(self) -> Sequence[Route]:
         """The forwarded paths, to be matched after the helper's own routes."""
@@ -180,23 +176,20 @@ class Gateway:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request to a listed path."""
+        method, target, is_leaves = scope["method"], _target(scope), scope["raw_path"].endswith(b"/leaves")
         async with contextlib.AsyncExitStack() as stack:
-            body = None
-            if scope["method"] == "POST":
-                body = await stack.enter_async_context(self._body_reader.buffer_body(AsgiBody(scope, receive)))
-            page_reads = self._page_reads if _is_leaves(scope) else None
+            if method == "POST":
+                source: Request = scope["extensions"][REQUEST_EXTENSION]
+                body = await stack.enter_async_context(self._body_reader.buffer_body(source))
+                token = attempt_token(scope["headers"])
+                headers = {} if token is None else {ATTEMPT_HEADER: token}
+                forwarded = ProxyRequest(method, target, body, headers, self._limits.post_seconds)
+            else:
+                forwarded = ProxyRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
+            page_reads = self._page_reads if is_leaves else None
             forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
             stack.enter_context(self._acquire_slot(forwarding))
-            await forwarding.run(self._proxy, self._create_request(scope, body))
-
-    def _create_request(self, scope: Scope, body: bytes | None) -> ProxyRequest:
-        """The request to a node for a request to a listed path."""
-        method, target = scope["method"], _target(scope)
-        if body is not None:
-            token = attempt_token(scope["headers"])
-            headers = {} if token is None else {ATTEMPT_HEADER: token}
-            return ProxyRequest(method, target, body, headers, self._limits.post_seconds)
-        return ProxyRequest(method, target, timeout=self._limits.leaves_seconds if _is_leaves(scope) else None)
+            await forwarding.run(self._proxy, forwarded)
 
     @contextlib.contextmanager
     def _acquire_slot(self, forwarding: _ForwardedRequest) -> Iterator[None]:
@@ -206,7 +199,8 @@ class Gateway:
             TemporaryRefusal: no slot is free and none can be freed.
         """
         self._abort_slowest_stream()
-        if forwarding.holds_slot and self._count_busy() >= self._limits.max_concurrent and not self._abort_slow_read():
+        busy = sum(each.holds_slot for each in self._active)  # their nodes have not responded yet, or they are POSTs
+        if forwarding.holds_slot and busy >= self._limits.max_concurrent and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
         self._active.add(forwarding)
         try:
@@ -241,10 +235,6 @@ class Gateway:
         if slow:
             self._abort(min(slow, key=lambda each: each.started_at))
         return bool(slow)
-
-    def _count_busy(self) -> int:
-        """Number of requests that hold a slot: those whose nodes have not responded yet, and all POSTs."""
-        return sum(each.holds_slot for each in self._active)
 
 
 class _GatewayRoute(ApiRoute):
@@ -282,12 +272,13 @@ class _ForwardedRequest:
         limits: GatewayLimits,
         page_reads: _PageReads | None,
     ) -> None:
+        self._request: Request = scope["extensions"][REQUEST_EXTENSION]
         self._page_reads = page_reads  # if it requests a page of leaves
         self._scope = scope
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._has_response_started = False
+        self.abort = self._request.abort  # `_cancel_on_disconnect` then ends the request to the node
         self.method: str = scope["method"]
         self.started_at = anyio.current_time()
         self.stalled_since: float | None = None
@@ -295,7 +286,7 @@ class _ForwardedRequest:
     @property
     def is_streamed(self) -> bool:
         """Whether the response to a GET has begun."""
-        return self.method == "GET" and self._has_response_started
+        return self.method == "GET" and self._request.has_response_begun
 
     @property
     def holds_slot(self) -> bool:
@@ -347,12 +338,9 @@ class _ForwardedRequest:
             return
         if not response.is_json:
             # An HTML page would be served in this origin.
-            if response.status < 400:
-                await self._fail(self._error(502, "invalid response from node"))
-            else:
-                await self._send_response(
-                    self._error(response.status, "the node responded with this status and no JSON")
-                )
+            invalid = 502, "invalid response from node"
+            failed = response.status, "the node responded with this status and no JSON"
+            await self._fail(self._error(*(invalid if response.status < 400 else failed)))
             return
         headers = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
         if response.length is not None:
@@ -365,7 +353,6 @@ class _ForwardedRequest:
         await self._send_chunk(b"", more=False)
 
     async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._has_response_started = True
         headers = [*headers, (b"cache-control", b"no-store")]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -376,26 +363,15 @@ class _ForwardedRequest:
 
     async def _fail(self, response: Response, error: ChainError | None = None) -> None:
         """Respond with an error. Once the head of a response was sent, abort the connection instead."""
-        if not self._has_response_started:
-            await self._send_response(response)
+        if not self._request.has_response_begun:
+            await response(self._scope, self._receive, self._send)
             return
         if error is not None:
             log.warning("gateway_response_aborted", status=response.status_code, reason=str(error))
         self.abort()
-        await anyio.sleep_forever()  # until `_cancel_on_disconnect` detects the disconnect
-
-    def abort(self) -> None:
-        """Abort the connection to the client. `_cancel_on_disconnect` then ends the request to the node."""
-        abort: Callable[[], Any] | None = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
-        if abort is None:
-            raise RuntimeError("the server does not support aborting a connection")
-        abort()
 
     def _error(self, status: int, text: str) -> Response:
         return route_error_response(self._scope["path"], status, text)
-
-    async def _send_response(self, response: Response) -> None:
-        await response(self._scope, self._receive, self._send)
 
 
 class _PageReads:
@@ -403,20 +379,12 @@ class _PageReads:
 
     Requests for a page that is not being read yet share its read: their response is as new as that of a read of their
     own. While too much is shared, each of them reads the page itself, one after the other.
-
-    Args:
-        max_reads: maximum number of reads in progress.
-        max_waiting: maximum number of requests that wait for a read to begin. Another one takes the place of the one
-            that has waited longest, but not of requests that share a read while there is one that does not.
-        slow_seconds: the requests of a read without a response for this long may be aborted for another read.
-        max_shared_bytes: maximum bytes of all shared responses, which are in memory until their requests have ended.
+    Above the maximum number of requests that wait for a read to begin, another one takes the place of the one that has
+    waited longest, but not of requests that share a read while there is one that does not.
     """
 
-    def __init__(self, *, max_reads: int, max_waiting: int, slow_seconds: float, max_shared_bytes: int) -> None:
-        self._max_reads = max_reads
-        self._max_waiting = max_waiting
-        self._slow_seconds = slow_seconds
-        self._max_shared_bytes = max_shared_bytes
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
         self._shared_bytes = 0
         self._waiting: dict[str, _Read] = {}  # by target, in order
         self._running: dict[_Read, float] = {}  # the time of their start, or of the start of their response, in order
@@ -454,7 +422,7 @@ class _PageReads:
 
     def _join(self, target: str, turn: asyncio.Future[bool], abort: Callable[[], None]) -> _Read:
         self._abort_slow()
-        if sum(len(read.turns) for read in self._waiting.values()) >= self._max_waiting:
+        if sum(len(read.turns) for read in self._waiting.values()) >= self._limits.max_waiting_leaves:
             displaced = min(self._waiting.values(), key=lambda each: len(each.turns))
             longest = next(iter(displaced.turns))
             _set(longest, is_granted=False)
@@ -467,15 +435,15 @@ class _PageReads:
 
     def _abort_slow(self) -> None:
         """Abort the requests of the oldest read if it is slow and others must wait for it."""
-        if len(self._running) >= self._max_reads:
+        if len(self._running) >= self._limits.max_leaves:
             read, started_at = next(iter(self._running.items()))
-            if started_at <= anyio.current_time() - self._slow_seconds:
+            if started_at <= anyio.current_time() - self._limits.slow_leaves_seconds:
                 for abort in list(read.turns.values()):
                     abort()
                 del self._running[read]  # their tasks end only after the connections
 
     def _start_next(self) -> None:
-        while self._waiting and len(self._running) < self._max_reads:
+        while self._waiting and len(self._running) < self._limits.max_leaves:
             read = self._waiting.pop(next(iter(self._waiting)))
             self._running[read] = anyio.current_time()
             for turn in read.turns:
@@ -492,7 +460,7 @@ class _PageReads:
         def share(size: int) -> bool:
             read.shared_bytes += size
             self._shared_bytes += size
-            return self._shared_bytes <= self._max_shared_bytes
+            return self._shared_bytes <= self._limits.max_shared_bytes
 
         if isinstance(read.outcome, ChainError):
             raise read.outcome
@@ -565,10 +533,6 @@ def _describe_operation(path: str, method: str) -> Operation:
         refusals=(404, 408, 413, 502, 504) if method == "POST" else (404, 502, 504),
         is_forwarded=True,
     )
-
-
-def _is_leaves(scope: Scope) -> bool:
-    return bool(scope["raw_path"].endswith(b"/leaves"))
 
 
 def _target(scope: Scope) -> str:

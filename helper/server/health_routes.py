@@ -23,7 +23,7 @@ from helper.core.text_forms import is_loopback
 from helper.observability.service_state import Check, all_passed, format_checks
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, error_response, json_application
-from helper.server.listening import Server, create_server
+from helper.server.listening import Server
 from helper.server.openapi import ApiRoute, Operation
 
 if TYPE_CHECKING:
@@ -122,4 +122,4 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
 
 def create_metrics_server(metrics: Metrics, run_checks: CheckRunner) -> Server:
     """Create the server of the metrics listener. At its limit of connections, it closes the slowest ones."""
-    return create_server(Edge(create_metrics_app(metrics, run_checks)), METRICS_LIMITS)
+    return Server(Edge(create_metrics_app(metrics, run_checks)), METRICS_LIMITS)

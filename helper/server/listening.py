@@ -12,14 +12,15 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from helper.clock import Clock, SystemClock
 from helper.core.text_forms import Network
 from helper.errors import HelperError
-from helper.server.connection_limits import ConnectionEvictor, ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.protocol import Connection, Edge, Listener
 
 STOP_GRACE_SECONDS = 5
@@ -32,8 +33,6 @@ PROXY_STOP_SECONDS = 0.3
 A request that a proxy sends on a connection while the helper closes it is lost. After this time, only connections are
 open that the proxy hardly uses.
 """
-KEEP_ALIVE_SECONDS = 30
-"""Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
 BACKLOG = 4096
 """Maximum number of connections waiting to be accepted; Linux permits as many by default (net.core.somaxconn).
 
@@ -49,38 +48,115 @@ OWNER_ONLY_MODE = 0o600
 GROUP_MODE = 0o660
 
 
-class Server(uvicorn.Server):
-    """uvicorn server without signal handling and without polling, whose connections are `Connection`.
+class Server(Listener):
+    """The connections to one socket, from its start to its end. The arguments are those of `Listener`.
+
+    Attributes:
+        is_listening: whether connections are accepted.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        limits: ConnectionLimits | None = None,
+        *,
+        trusted_networks: Sequence[Network] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(edge, limits or connection_limits(), trusted_networks, clock or SystemClock())
+        self.is_listening = False
+        self.stop_requested = asyncio.Event()
+        self._uvicorn = _UvicornServer(self)
+
+    def create_connection(self) -> Connection:
+        """Create a connection."""
+        return Connection(self)
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Serve the connections to a socket until `stop`, and the last ones to their end."""
+        await self._uvicorn.serve(sockets=[listening])
+
+    def stop(self) -> None:
+        """Request the end of `serve`."""
+        self.stop_requested.set()
+
+    async def shutdown(self, sockets: Sequence[socket.socket] = (), servers: Sequence[asyncio.Server] = ()) -> None:
+        """Stop accepting connections, and wait for the open ones.
+
+        A proxy gets its last responses first (`PROXY_STOP_SECONDS`). Connections that wait to be accepted and requests
+        that wait to be read are served too. Those without a response are refused after `STOP_GRACE_SECONDS`, and
+        connections are aborted `STOP_FLUSH_SECONDS` later.
+        """
+        self.is_stopping = True
+        if self.trusted_networks and self.connections:
+            await asyncio.sleep(PROXY_STOP_SECONDS)
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(STOP_GRACE_SECONDS, self.refuse_late),
+            loop.call_later(STOP_GRACE_SECONDS + STOP_FLUSH_SECONDS, self.abort),
+        ]
+        waiting = [accepted for listening in sockets for accepted in _accept_waiting(listening)]
+        for server in servers:
+            server.close()
+        for listening in sockets:
+            listening.close()
+        await asyncio.sleep(0)  # read what has arrived on idle connections; closing these would reset them
+        self.close_idle()
+        for accepted in waiting:
+            with contextlib.suppress(OSError):  # the client has left
+                await loop.connect_accepted_socket(self.create_connection, accepted)
+        await asyncio.sleep(0)  # uvloop creates a connection one iteration after it has accepted it
+        try:
+            await self.wait_ended()
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def close_idle(self) -> None:
+        """Close idle connections. The others close after their responses; one that has just been opened is awaited."""
+        for connection in list(self.connections):
+            connection.close_idle()
+
+    def refuse_late(self) -> None:
+        """Refuse the requests that are not answered yet, and cancel their handlers."""
+        for connection in list(self.connections):
+            connection.stop_now()
+        for task in self.tasks:
+            task.cancel()
+
+    def abort(self) -> None:
+        """Abort all connections."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def wait_ended(self) -> None:
+        """Wait until all connections and handlers have ended."""
+        while self.connections or self.tasks:
+            self.ended.clear()
+            await self.ended.wait()
+
+
+class _UvicornServer(uvicorn.Server):
+    """uvicorn's server without signal handling and without polling, for the connections of a `Server`.
 
     It uses the public interface of uvicorn: the methods that it overrides, and a class for `Config(http=…)`, which
     uvicorn constructs with arguments that are not needed here. uvicorn's own server polls ten times per second whether
     to stop. With one server per listener, that took a third of the CPU time of an idle service.
-
-    Args:
-        listener: what the connections share.
-
-    Attributes:
-        listener: the same.
     """
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
-        self._stop = asyncio.Event()
+    def __init__(self, owner: Server) -> None:
+        self._owner = owner
         super().__init__(
             uvicorn.Config(
                 _no_application,
                 loop="none",
-                http=cast("type[asyncio.Protocol]", self.create_connection),
+                http=cast("type[asyncio.Protocol]", lambda **_arguments: owner.create_connection()),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 backlog=BACKLOG,
             )
         )
-
-    def create_connection(self, **_arguments: Any) -> Connection:
-        """Create a connection."""
-        return Connection(self.listener)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Several handles for each socket, because uvloop accepts one connection per handle and iteration.
@@ -90,54 +166,15 @@ class Server(uvicorn.Server):
         assert sockets is not None, "the service creates its sockets"
         copies = [copy.dup() for copy in sockets for _ in range(_ACCEPTS_PER_ITERATION - 1)]
         await super().startup([*sockets, *copies])
-
-    @property
-    def should_exit(self) -> bool:
-        """Whether the server should stop; set it to stop the server."""
-        return self._stop.is_set()
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value:
-            self._stop.set()
-        else:
-            self._stop.clear()
+        self._owner.is_listening = True
 
     async def main_loop(self) -> None:
-        """Wait until `should_exit` is set."""
-        await self._stop.wait()
+        """Wait for the stop."""
+        await self._owner.stop_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, and wait for the open ones.
-
-        A proxy gets its last responses first (`PROXY_STOP_SECONDS`). Connections that wait to be accepted and requests
-        that wait to be read are served too. Those without a response are refused after `STOP_GRACE_SECONDS`, and
-        connections are aborted `STOP_FLUSH_SECONDS` later.
-        """
-        self.listener.is_stopping = True
-        if self.listener.trusted_networks and self.listener.connections:
-            await asyncio.sleep(PROXY_STOP_SECONDS)
-        loop = asyncio.get_running_loop()
-        timers = [
-            loop.call_later(STOP_GRACE_SECONDS, self.listener.refuse_late),
-            loop.call_later(STOP_GRACE_SECONDS + STOP_FLUSH_SECONDS, self.listener.abort),
-        ]
-        waiting = [accepted for listening in sockets or () for accepted in _accept_waiting(listening)]
-        for server in self.servers:
-            server.close()
-        for listening in sockets or ():
-            listening.close()
-        await asyncio.sleep(0)  # read what has arrived on idle connections; closing these would reset them
-        self.listener.stop()
-        for accepted in waiting:
-            with contextlib.suppress(OSError):  # the client has left
-                await loop.connect_accepted_socket(self.create_connection, accepted)
-        await asyncio.sleep(0)  # uvloop creates a connection one iteration after it has accepted it
-        try:
-            await self.listener.wait_ended()
-        finally:
-            for timer in timers:
-                timer.cancel()
+        """Stop accepting connections, and wait for the open ones."""
+        await self._owner.shutdown(sockets or (), self.servers)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -155,27 +192,6 @@ def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
     with contextlib.suppress(OSError):  # none waits any more, or too many files are open
         for _ in range(BACKLOG):
             yield listening.accept()[0]
-
-
-def create_server(
-    edge: Edge,
-    limits: ConnectionLimits | None = None,
-    *,
-    trusted_networks: Sequence[Network] = (),
-    evicts: bool = True,
-) -> Server:
-    """Create a server. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
-
-    Args:
-        edge: answers the requests.
-        limits: limits of connections; default `connection_limits()`.
-        trusted_networks: networks of proxies, whose idle connections are closed last.
-        evicts: whether slow connections are closed when there are too many; not for operators.
-    """
-    limits = limits or connection_limits()
-    evictor = ConnectionEvictor(limits.eviction_seconds) if evicts else ConnectionEvictor(math.inf, sys.maxsize)
-    listener = Listener(edge, limits, evictor, trusted_networks=trusted_networks, keep_alive_seconds=KEEP_ALIVE_SECONDS)
-    return Server(listener)
 
 
 def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
@@ -310,10 +326,13 @@ def _file_identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def connection_limits() -> ConnectionLimits:
+def connection_limits(*, evicts: bool = True) -> ConnectionLimits:
     """Default limits, with fewer connections if the limit of open files requires it.
 
     Raises the soft limit of open files as far as necessary and permitted.
+
+    Args:
+        evicts: whether slow connections are closed when there are too many; not for operators.
     """
     requested = ConnectionLimits().max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -324,4 +343,6 @@ def connection_limits() -> ConnectionLimits:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
     connections = max(MIN_CONNECTIONS, min(requested, available))
-    return ConnectionLimits(max_connections=connections)
+    if evicts:
+        return ConnectionLimits(max_connections=connections)
+    return ConnectionLimits(max_connections=connections, eviction_seconds=math.inf, max_pending_bytes=sys.maxsize)

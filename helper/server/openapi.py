@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
 
 from helper.core.refusals import retry_after_of
 from helper.core.share_fields import Field, ObjectField
@@ -95,19 +94,11 @@ class ApiRoute(Route):
         self.operation = operation
 
 
-class ApiMount(Mount):
-    """A mounted application whose routes have descriptions."""
-
-    def __init__(self, path: str, app: ASGIApp, described_routes: Sequence[ApiRoute]) -> None:
-        super().__init__(path, app)
-        self.described_routes = tuple(described_routes)
-
-
 def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
     """Generate the document as plain JSON.
 
     Args:
-        routes: those of type ApiRoute or ApiMount are described.
+        routes: those of type ApiRoute, also of mounted applications, are described.
         authorized_roles: holders whose tokens are configured.
     """
     configured = frozenset(authorized_roles)
@@ -138,8 +129,8 @@ def _described_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRou
     for route in routes:
         if isinstance(route, ApiRoute):
             yield _CONVERTER_PARAMETER.sub(r"{\1}", route.path), route
-        elif isinstance(route, ApiMount):
-            yield from ((route.path + path, inner) for path, inner in _described_routes(route.described_routes))
+        elif isinstance(route, Mount):
+            yield from ((route.path + path, inner) for path, inner in _described_routes(route.routes))
 
 
 def _is_enabled(operation: Operation, configured: frozenset[TokenHolder]) -> bool:

@@ -30,8 +30,7 @@ from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Sour
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
 from helper.server import operator_json, operator_parameters
-from helper.server.asgi_adapter import PEER_EXTENSION
-from helper.server.edge import JsonResponse, error_response, json_application
+from helper.server.edge import PEER_EXTENSION, JsonResponse, error_response, json_application
 from helper.server.operator_json import RoundState
 from helper.server.protocol import Peer
 from helper.store.action_models import Actor

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection as a state machine, the requests on it, and what the connections of a listener share.
+"""One HTTP/1.1 connection as a state machine, the requests on it, and what the connections to a socket share.
 
 A connection has one request at a time: bytes behind a request wait unparsed until its response is complete, and nothing
 is read while the client leaves a response unread. The states and their transitions are `State` and `TRANSITIONS`. Times
@@ -71,7 +71,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, cast
 
 import structlog
 
-from helper.clock import Clock, SystemClock
+from helper.clock import Clock
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.core.text_forms import Network, is_in_networks, parse_address
 from helper.errors import ClientLeft
@@ -87,7 +87,6 @@ from helper.server.connection_limits import (
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
-    Deadline,
 )
 from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
 from helper.server.request_trace import RequestTrace
@@ -209,18 +208,17 @@ class Edge(Protocol):
 
 
 class Listener:
-    """What the connections of one server share.
+    """What the connections to one socket share.
 
     Args:
         edge: answers the requests.
         limits: limits of connections.
-        evictor: closes the slowest connections under pressure.
         trusted_networks: networks of proxies, whose idle connections are closed last.
-        keep_alive_seconds: how long a connection may stay idle.
         clock: time of the `Date` header.
 
     Attributes:
         connections: the open connections.
+        evictor: closes the slowest connections under pressure.
         tasks: the running handlers.
         held: connections whose client leaves a response unread or has sent requests behind the current one, those
             that have waited longest first.
@@ -228,28 +226,18 @@ class Listener:
         ended: set when a connection or a handler has ended.
     """
 
-    def __init__(
-        self,
-        edge: Edge,
-        limits: ConnectionLimits,
-        evictor: ConnectionEvictor,
-        *,
-        trusted_networks: Sequence[Network] = (),
-        keep_alive_seconds: float,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, edge: Edge, limits: ConnectionLimits, trusted_networks: Sequence[Network], clock: Clock) -> None:
         self.edge = edge
         self.limits = limits
-        self.evictor = evictor
         self.trusted_networks = trusted_networks
-        self.keep_alive_seconds = keep_alive_seconds
         self.connections: set[Connection] = set()
+        self.evictor = ConnectionEvictor(self.connections, limits)
         self.tasks: set[asyncio.Task[None]] = set()
         self.held: dict[Connection, None] = {}
         self.is_stopping = False
         self.ended = asyncio.Event()
         self._waiting = deque[Connection]()  # for their turn
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._second = -1
         self._date_line = b""
 
@@ -259,11 +247,6 @@ class Listener:
         if second != self._second:
             self._second, self._date_line = second, f"date: {formatdate(second, usegmt=True)}\r\n".encode()
         return self._date_line
-
-    def has_room(self, now: float) -> bool:
-        """Whether the newest connection fits the limit, after others were closed for it at need."""
-        excess = len(self.connections) - self.limits.max_connections
-        return excess <= 0 or self.evictor.make_room(excess, now)
 
     def hold(self, connection: Connection) -> None:
         """Count what waits because of a client. If that is too much, abort connections that have waited longest.
@@ -295,46 +278,32 @@ class Listener:
         for connection in turn:
             connection.run()
 
-    # ------------------------------------------------------------------ stop
+    def discard_connection(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        self.connections.discard(connection)
+        self.held.pop(connection, None)
+        self.evictor.discard(connection)
+        self.ended.set()
 
-    def stop(self) -> None:
-        """Close idle connections, and the others after their responses. One that has just been opened is awaited."""
-        self.is_stopping = True
-        for connection in list(self.connections):
-            connection.stop()
-
-    def refuse_late(self) -> None:
-        """Refuse the requests that are not answered yet, and cancel their handlers."""
-        for connection in list(self.connections):
-            connection.stop_now()
-        for task in list(self.tasks):
-            task.add_done_callback(self._discard_task)  # one that has not started yet does not do this itself
-            task.cancel()
+    def add_task(self, task: asyncio.Task[None]) -> None:
+        """Keep a running handler until its end."""
+        self.tasks.add(task)
+        task.add_done_callback(self._discard_task)
 
     def _discard_task(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         self.ended.set()
-
-    def abort(self) -> None:
-        """Abort all connections."""
-        for connection in list(self.connections):
-            connection.abort()
-
-    async def wait_ended(self) -> None:
-        """Wait until all connections and handlers have ended."""
-        while self.connections or self.tasks:
-            self.ended.clear()
-            await self.ended.wait()
 
 
 class Request:
     """A request and the sending of its response.
 
     Args:
-        connection: the connection, which takes part until the response is complete or the request is dropped.
-        head: the request's head.
+        connection: see below.
+        head: see below.
 
     Attributes:
+        connection: the connection; None when the response is complete or not wanted any more.
         head: the request's head.
         method: as received.
         path: percent-decoded, without the query.
@@ -343,21 +312,23 @@ class Request:
         trace: set by the edge; None if the request is not traced.
         addresses: the ends of the connection.
         keep_alive: whether another request may follow the response.
+        body: received bytes of the body that the handler has not taken.
         is_body_complete: whether the body was received completely.
+        awaits_continue: whether the client waits for a 100 response. It may omit the announced body after a final one.
         has_response_begun: whether the response's status is decided.
     """
 
     __slots__ = (
-        "_awaits_continue",
-        "_body",
         "_body_left",
         "_changed",
-        "_connection",
         "_head_lines",
         "_is_chunked",
         "_is_end_taken",
         "_is_taken",
         "addresses",
+        "awaits_continue",
+        "body",
+        "connection",
         "has_response_begun",
         "head",
         "headers",
@@ -370,6 +341,7 @@ class Request:
     )
 
     def __init__(self, connection: Connection, head: RequestHead) -> None:
+        self.connection: Connection | None = connection
         self.head = head
         self.method = head.method
         self.path = head.path
@@ -378,13 +350,12 @@ class Request:
         self.trace: RequestTrace | None = None
         self.addresses = connection.addresses
         self.keep_alive = head.keep_alive and not head.expects_continue
+        self.body: bytes | bytearray = b""
         self.is_body_complete = False
+        self.awaits_continue = head.expects_continue
         self.has_response_begun = False
-        self._connection: Connection | None = connection
         self._changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
-        self._body: bytes | bytearray = b""  # received and not taken
         self._is_taken = self._is_end_taken = False  # whether anything of the body, and its end, was taken
-        self._awaits_continue = head.expects_continue
         self._head_lines = b""  # the begin of the response, written with the first part of its body
         self._body_left: int | None = 0  # bytes of the response's body; None if it has no length
         self._is_chunked = False
@@ -394,14 +365,14 @@ class Request:
     @property
     def has_left(self) -> bool:
         """Whether no response can be sent any more: the client has left, or the request was refused."""
-        return self._connection is None or self._connection.transport.is_closing()
+        return self.connection is None or self.connection.transport.is_closing()
 
     def take_body(self, max_bytes: int) -> bytes | None:
         """The whole body, if it was received before this call and is not larger than `max_bytes`; otherwise None."""
-        is_whole = self.is_body_complete and not self._is_taken and not self._awaits_continue
-        if not is_whole or len(self._body) > max_bytes:
+        is_whole = self.is_body_complete and not self._is_taken and not self.awaits_continue
+        if not is_whole or len(self.body) > max_bytes:
             return None
-        body, self._body = bytes(self._body), b""
+        body, self.body = bytes(self.body), b""
         self._is_taken = self._is_end_taken = True
         return body
 
@@ -411,15 +382,15 @@ class Request:
         Raises:
             ClientLeft: the client has left, the request was refused, or its response is complete.
         """
-        connection = self._connection
-        if self._awaits_continue and connection is not None and not self.has_response_begun:
-            self._awaits_continue = False
+        connection = self.connection
+        if self.awaits_continue and connection is not None and not self.has_response_begun:
+            self.awaits_continue = False
             connection.transport.write(_CONTINUE)
-        while self._connection is not None:
-            if self._body or (self.is_body_complete and not self._is_end_taken):
-                body, self._body = bytes(self._body), b""
+        while self.connection is not None:
+            if self.body or (self.is_body_complete and not self._is_end_taken):
+                body, self.body = bytes(self.body), b""
                 self._is_taken, self._is_end_taken = True, self.is_body_complete
-                self._connection.adjust_reading()
+                self.connection.adjust_reading()
                 return body, not self._is_end_taken
             if self._changed is None:
                 self._changed = asyncio.Event()
@@ -434,16 +405,16 @@ class Request:
 
         Without `content-length`, the response is chunked. It must fit this header.
         """
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
             self._head_lines = self._encode_head(connection, status, headers, None)
             asyncio.get_running_loop().call_soon(self._send_head)
 
     async def send(self, part: bytes, *, more: bool) -> None:
         """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left."""
-        if self._connection is not None:
-            await self._connection.wait_sent()
-        connection = self._connection
+        if self.connection is not None:
+            await self.connection.wait_sent()
+        connection = self.connection
         if connection is None:
             return
         if self.method == "HEAD":
@@ -460,36 +431,21 @@ class Request:
 
     def abort(self) -> None:
         """Abort the connection, which is the only way to mark a response as incomplete."""
-        if self._connection is not None:
-            self._connection.abort()
+        if self.connection is not None:
+            self.connection.abort()
 
     # ------------------------------------------------------------------ for the connection
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Received bytes of the body that the handler has not taken."""
-        return len(self._body)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the response is complete, or not wanted any more."""
-        return self._connection is None
-
-    @property
-    def awaits_continue(self) -> bool:
-        """Whether the client waits for a 100 response. It may omit the announced body after a final response."""
-        return self._awaits_continue
-
     def add_body(self, part: bytes) -> None:
         """Store a received part of the body, unless the request was dropped."""
-        if self._connection is None:
+        if self.connection is None:
             return
-        if not self._body:
-            self._body = part  # in almost every share, the only one
+        if not self.body:
+            self.body = part  # in almost every share, the only one
         else:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += part
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += part
         self._notify()
 
     def end_body(self) -> None:
@@ -501,7 +457,7 @@ class Request:
 
     def respond(self, response: Response) -> None:
         """Send a complete response."""
-        connection = self._connection
+        connection = self.connection
         if connection is None:
             return
         self._head_lines = self._encode_head(connection, response.status, response.headers, len(response.body))
@@ -510,8 +466,8 @@ class Request:
 
     def drop(self) -> None:
         """Drop the request: its response is not wanted any more, or complete."""
-        self._connection = None
-        self._body = b""
+        self.connection = None
+        self.body = b""
         self._notify()
 
     def _notify(self) -> None:
@@ -561,49 +517,22 @@ class Request:
 
     def _send_head(self) -> None:
         head, self._head_lines = self._head_lines, b""
-        if head and self._connection is not None:
-            self._connection.transport.write(head)
+        if head and self.connection is not None:
+            self.connection.transport.write(head)
 
     def _complete(self, connection: Connection) -> None:
         self.drop()
         connection.end_response(self)
 
 
-@dataclass(slots=True)
-class _Meters:
-    """Timers and byte counts of a connection.
-
-    Attributes:
-        deadline: of the state; its meaning is in `Connection._on_deadline`.
-        stall: when the client must have read something of what is unsent.
-        stalled_since: since when there are unsent bytes, in event loop time; None if there are none.
-        unsent_bytes: number of them when `stall` was set.
-        sent: set when there are none any more; None if nothing waits for that.
-        progress: progress of the client, by which slow connections are closed.
-        unparsed: bytes behind the current request; nothing is read while there are any.
-        discardable_bytes: bytes that are still discarded in the states DRAINING and LINGERING.
-        is_reading: whether the transport reads.
-    """
-
-    deadline: Deadline
-    stall: Deadline
-    progress: ConnectionProgress
-    stalled_since: float | None = None
-    unsent_bytes: int = 0
-    sent: asyncio.Event | None = None
-    unparsed: bytes = b""
-    discardable_bytes: int = 0
-    is_reading: bool = True
-
-
-class Connection(asyncio.BufferedProtocol):
+class Connection(ConnectionProgress, asyncio.BufferedProtocol):
     """A connection.
 
     A read returns at most `READ_BYTES`, so unread data stays in the kernel's buffers, which are bounded. All
     connections share one buffer: a read is processed before the next one begins.
 
     Args:
-        listener: what the connections of the server share.
+        listener: what the connections to the same socket share.
 
     Attributes:
         listener: the same.
@@ -621,11 +550,14 @@ class Connection(asyncio.BufferedProtocol):
         self._state = State.NEW
         self._parser = RequestParser(listener.limits, self._begin_request)
         self._request: Request | None = None  # from the end of its head to the end of its body and response
-        self._meters = _Meters(
-            Deadline(self._loop, self._on_deadline),
-            Deadline(self._loop, self._on_stall),
-            ConnectionProgress(self._is_evictable, self._evict),
-        )
+        self._unparsed = b""  # bytes behind the request; nothing is read while there are any
+        self._discardable_bytes = 0  # that are still discarded in the states DRAINING and LINGERING
+        self._is_reading = True
+        self._deadline: asyncio.TimerHandle | None = None  # of the state
+        self._stall: asyncio.TimerHandle | None = None  # when the client must have read something
+        self._stalled_since: float | None = None  # since when there are unsent bytes, in event loop time
+        self._unsent_bytes = 0  # when `_stall` was set
+        self._sent: asyncio.Event | None = None  # set when there are none any more; None if nothing waits for that
 
     def _move(self, state: State) -> None:
         """Change the state.
@@ -642,7 +574,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request, or refuse the connection when a limit is reached."""
         self.transport = transport = cast("asyncio.Transport", transport)
-        listener, progress, now = self.listener, self._meters.progress, self._loop.time()
+        listener, limits, now = self.listener, self.listener.limits, self._loop.time()
         # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
         transport.set_write_buffer_limits(high=0)
         sock: socket.socket = transport.get_extra_info("socket")
@@ -652,11 +584,13 @@ class Connection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:
-            progress.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
+            self.is_proxy = is_in_networks(parse_address(self.addresses.client[0]), listener.trusted_networks)
+        excess = len(listener.connections) + 1 - limits.max_connections
+        has_room = excess <= 0 or listener.evictor.make_room(excess, now)
         listener.connections.add(self)
-        if listener.has_room(now):
-            listener.evictor.add(progress, now)
-            self._meters.deadline.set(now + listener.limits.head_seconds)
+        self.started_at = now
+        if has_room:
+            self._set_deadline(now + limits.head_seconds)
         else:
             with contextlib.suppress(OSError):
                 os.read(sock.fileno(), READ_BYTES)  # closing with a request unread would reset the connection
@@ -665,15 +599,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (required by the protocol)
         """Stop all timers and release everything, so that this object is freed without the garbage collector."""
         self._end(State.CLOSED)
-        self._meters.deadline.close()
-        self._meters.stall.close()
         self._end_stall()
         self._parser.close()
-        listener = self.listener
-        listener.evictor.discard(self._meters.progress)
-        listener.connections.discard(self)
-        listener.held.pop(self, None)
-        listener.ended.set()
+        self.listener.discard_connection(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (required by the protocol)
         """Return the buffer for the next read."""
@@ -682,8 +610,8 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Process received bytes as the state requires."""
         if self._state in _DISCARDING:
-            self._meters.discardable_bytes -= nbytes
-            if self._meters.discardable_bytes < 0:
+            self._discardable_bytes -= nbytes
+            if self._discardable_bytes < 0:
                 self._close()
         if self._state in _ENDED:
             return
@@ -692,7 +620,7 @@ class Connection(asyncio.BufferedProtocol):
         if request is None or not request.is_body_complete:
             self._receive(data)
         elif request.keep_alive:
-            self._meters.unparsed += data
+            self._unparsed += data
             self.adjust_reading()
 
     def eof_received(self) -> bool:
@@ -706,44 +634,44 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
             return False
         request.keep_alive = False
-        if not self._meters.deadline.is_set:  # a transport that reads again after a pause reports the end again
-            self._meters.deadline.set(self._loop.time() + self.listener.limits.half_closed_seconds)
+        if self._deadline is None:  # a transport that reads again after a pause reports the end again
+            self._set_deadline(self._loop.time() + self.listener.limits.half_closed_seconds)
         return True
 
     def pause_writing(self) -> None:
         """Limit the time in which the client must read: bytes are unsent. Drop connections if there are too many."""
-        meters, now = self._meters, self._loop.time()
-        meters.stalled_since, meters.unsent_bytes = now, self.transport.get_write_buffer_size()
-        meters.stall.set(now + self.listener.limits.stalled_seconds)
+        self._stalled_since = self._loop.time()
+        self._limit_stall()
         self.listener.held.pop(self, None)  # it has read the responses before
         self.adjust_reading()
+
+    def _limit_stall(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall = self._loop.call_later(self.listener.limits.stalled_seconds, self._on_stall)
 
     def _on_stall(self) -> None:
         """Abort the connection if the client has read nothing; close() would wait until it has read everything.
 
         Not that of a proxy. It reads in steps of megabytes, each when its slow client has taken the one before.
         """
-        meters, unsent = self._meters, self.transport.get_write_buffer_size()
-        if unsent >= meters.unsent_bytes and not meters.progress.is_proxy:
+        if self.transport.get_write_buffer_size() >= self._unsent_bytes and not self.is_proxy:
             self.abort()
         else:
-            meters.unsent_bytes = unsent
-            meters.stall.set(self._loop.time() + self.listener.limits.stalled_seconds)
+            self._limit_stall()
 
     async def wait_sent(self) -> None:
         """Wait until there are no unsent bytes, or the connection is closed."""
-        meters = self._meters
-        if meters.stalled_since is not None:
-            meters.sent = meters.sent or asyncio.Event()
-            await meters.sent.wait()
+        if self._stalled_since is not None:
+            self._sent = self._sent or asyncio.Event()
+            await self._sent.wait()
 
     def _end_stall(self) -> None:
-        meters = self._meters
-        meters.stall.clear()
-        meters.stalled_since = None
-        if meters.sent is not None:
-            meters.sent.set()
-            meters.sent = None
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall = self._stalled_since = None
+        if self._sent is not None:
+            self._sent.set()
+            self._sent = None
 
     def resume_writing(self) -> None:
         """Continue what waited until all bytes are sent."""
@@ -759,8 +687,7 @@ class Connection(asyncio.BufferedProtocol):
         at = 0
         while at < len(data) and (self._request is None or not self._request.is_body_complete):
             if self._state is State.IDLE:
-                self._meters.progress.is_idle = False
-                self._meters.progress.started_at = self._loop.time()
+                self.is_idle, self.started_at = False, self._loop.time()
             if self._state in _BEFORE_HEAD:
                 self._move(State.HEAD)
             try:
@@ -772,23 +699,23 @@ class Connection(asyncio.BufferedProtocol):
             if is_drained and not self._end_request():
                 return
         if self._request is not None and self._request.keep_alive:
-            self._meters.unparsed = data[at:]
+            self._unparsed = data[at:]
         self._continue(len(data))
         self.adjust_reading()
 
     def _continue(self, size: int) -> None:
         """Call the handler if the head is complete, and set the limits of an incomplete request."""
-        meters, request, limits = self._meters, self._request, self.listener.limits
+        request = self._request
         if self._state is State.HEAD and request is None:
-            meters.deadline.set(meters.progress.started_at + limits.head_seconds)
+            self._set_deadline(self.started_at + self.listener.limits.head_seconds)
         elif self._state is State.HEAD:
             self._move(State.WAITING)
-            meters.deadline.clear()
+            self._set_deadline(None)
             self._run_in_turn()
         if request is not None and request.is_body_complete:
-            self.listener.evictor.clear_pending(meters.progress)
+            self.listener.evictor.clear_pending(self)
         elif self._state not in _DISCARDING and self._state is not State.IDLE:
-            self.listener.evictor.add_pending(meters.progress, size, self._loop.time())
+            self.listener.evictor.add_pending(self, size, self._loop.time())
 
     def _begin_request(self, head: RequestHead) -> Request:
         self._request = Request(self, head)
@@ -800,7 +727,7 @@ class Connection(asyncio.BufferedProtocol):
         Not before the client has read the earlier responses. Otherwise each connection of a client that reads nothing
         holds two responses, of which one is not counted.
         """
-        if self._meters.stalled_since is not None or self._request is None:
+        if self._stalled_since is not None or self._request is None:
             return
         if self.listener.edge.posts_share(self._request):
             self.run()
@@ -811,7 +738,7 @@ class Connection(asyncio.BufferedProtocol):
         """Call the handler, unless the request was dropped while it waited."""
         if self._state is State.WAITING and self._request is not None:
             self._move(State.RUNNING)
-            self.listener.tasks.add(self._loop.create_task(self._handle(self._request)))
+            self.listener.add_task(self._loop.create_task(self._handle(self._request)))
 
     async def _handle(self, request: Request) -> None:
         """Run the handler and send its response."""
@@ -824,12 +751,10 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("request_failed")
         finally:
-            self.listener.tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            self.listener.ended.set()
             if request.has_response_begun:
                 request.abort()  # unless it is complete
-            elif not request.is_over:
-                self._refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", None))
+            elif request.connection is not None:
+                self._refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error"))
 
     # ------------------------------------------------------------------ a response, and what follows it
 
@@ -840,8 +765,8 @@ class Connection(asyncio.BufferedProtocol):
     def end_response(self, request: Request) -> None:
         """Continue after a complete response: with the rest of the request's body, the next request, or the end."""
         if request.is_body_complete:
-            if self._end_request() and self._meters.unparsed:
-                data, self._meters.unparsed = self._meters.unparsed, b""
+            if self._end_request() and self._unparsed:
+                data, self._unparsed = self._unparsed, b""
                 self._receive(data)
         elif request.awaits_continue:
             self._close()  # the client may omit the announced body, so the next bytes are ambiguous
@@ -856,28 +781,27 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
             return False
         self._move(State.IDLE)
-        now = self._loop.time()
-        self._meters.progress.started_at, self._meters.progress.is_idle = now, True
-        self._meters.deadline.set(now + self.listener.keep_alive_seconds)
+        self.is_idle, self.started_at = True, self._loop.time()
+        self._set_deadline(self.started_at + self.listener.limits.keep_alive_seconds)
         self.adjust_reading()
         return True
 
     @property
     def held_bytes(self) -> int:
         """Bytes that wait because of the client, with those that the kernel may have received."""
-        return self.transport.get_write_buffer_size() + len(self._meters.unparsed) + 2 * RECEIVE_BUFFER_BYTES
+        return self.transport.get_write_buffer_size() + len(self._unparsed) + 2 * RECEIVE_BUFFER_BYTES
 
     def adjust_reading(self) -> None:
         """Read from the transport only while the bytes can be used, so that the client cannot make them many."""
-        request, meters, listener = self._request, self._meters, self.listener
-        is_held = bool(meters.unparsed) or meters.stalled_since is not None
+        request, listener = self._request, self.listener
+        is_held = bool(self._unparsed) or self._stalled_since is not None
         if not is_held:
             listener.held.pop(self, None)
         elif self not in listener.held:
             listener.hold(self)
-        reads = not is_held and (request is None or request.buffered_bytes <= MAX_BUFFERED_BYTES)
-        if reads is not meters.is_reading and not self.transport.is_closing():
-            meters.is_reading = reads
+        reads = not is_held and (request is None or len(request.body) <= MAX_BUFFERED_BYTES)
+        if reads is not self._is_reading and not self.transport.is_closing():
+            self._is_reading = reads
             if reads:
                 self.transport.resume_reading()
             else:
@@ -885,23 +809,30 @@ class Connection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ ends
 
+    def _set_deadline(self, at: float | None) -> None:
+        """Move the deadline of the state, in event loop time, or clear it."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if at is None else self._loop.call_at(at, self._on_deadline)
+
     def _on_deadline(self) -> None:
+        self._deadline = None
         if self._state is State.HEAD:
-            situation, seconds = Situation.SLOW_HEAD, self.listener.limits.head_seconds
-            self._refuse(find_refusal(situation, seconds, names_attempt=False), lingers=False)
+            seconds = self.listener.limits.head_seconds
+            self._refuse(find_refusal(Situation.SLOW_HEAD, seconds, names_attempt=False), lingers=False)
         else:
             self._close()
 
-    def _is_evictable(self) -> bool:
+    def is_evictable(self) -> bool:
         """Whether only the client delays this connection: no complete request is being answered."""
         if self._request is not None and not self._request.is_body_complete:
             return True
         if self.transport.get_write_buffer_size():
-            since = self._meters.stalled_since
+            since = self._stalled_since
             return since is not None and self._loop.time() - since >= self.listener.limits.stalled_seconds
         return self._request is None and self._state not in _ENDED
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
         """Close the connection, because others need its place or its memory; refuse an incomplete request."""
         if self.transport.get_write_buffer_size():
             self.abort()
@@ -913,8 +844,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.abort()
 
-    def stop(self) -> None:
-        """Close an idle connection. The other ones close after their responses; a new one awaits its request."""
+    def close_idle(self) -> None:
+        """Close the connection if it is idle."""
         if self._state is State.IDLE:
             self._close()
 
@@ -944,16 +875,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _discard(self, seconds: float) -> None:
         """Discard input for some time, up to some size."""
-        meters, now = self._meters, self._loop.time()
-        meters.discardable_bytes = DRAIN_BYTES
-        meters.deadline.set(now + seconds)
-        meters.progress.started_at = now  # the client has time to read the response
-        self.listener.evictor.clear_pending(meters.progress)
+        self._discardable_bytes = DRAIN_BYTES
+        self.started_at = self._loop.time()  # the client has time to read the response
+        self._set_deadline(self.started_at + seconds)
+        self.listener.evictor.clear_pending(self)
         self.adjust_reading()
 
     def _close(self) -> None:
         """Close the connection once all bytes are sent; abort it if its response is incomplete."""
-        if self._state is State.RESPONDING and self._request is not None and not self._request.is_over:
+        if self._state is State.RESPONDING and self._request is not None and self._request.connection is not None:
             self.abort()
             return
         self._end(State.CLOSED)
@@ -976,9 +906,9 @@ class Connection(asyncio.BufferedProtocol):
         """Drop the request and its bytes."""
         if self._state is not State.CLOSED:
             self._move(state)
-        self._meters.deadline.clear()
-        self._meters.unparsed = b""
-        self.listener.evictor.clear_pending(self._meters.progress)
+        self._set_deadline(None)
+        self._unparsed = b""
+        self.listener.evictor.clear_pending(self)
         request, self._request = self._request, None
         if request is not None:
             request.drop()

@@ -36,7 +36,7 @@ class InvalidRequestError(Exception):
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
-        self.refusal = Refusal(status, message, None)
+        self.refusal = Refusal(status, message)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,16 @@ from helper.ingest.payload import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server import protocol
 from helper.server.body_reader import BodyReader
-from helper.server.edge import Edge, JsonResponse, check_token, error_response, json_application, refusal_response
+from helper.server.edge import (
+    Edge,
+    JsonResponse,
+    PlainHandler,
+    check_token,
+    error_response,
+    json_application,
+    plain_response,
+    refusal_response,
+)
 from helper.server.openapi import ApiRoute, Operation, add_document_route
 from helper.store.models import EnqueueResult
 from helper.store.store import Store
@@ -104,8 +113,8 @@ QUEUE_SUMMARY: Final = Operation(
 )
 
 
-class ShareSubmission:
-    """Accepts posted shares, counts the outcomes, and returns the responses.
+def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) -> PlainHandler:
+    """A handler that accepts posted shares and counts the outcomes.
 
     Args:
         view: accepts the shares and counts.
@@ -113,45 +122,25 @@ class ShareSubmission:
         body_reader: reads the requests' bodies.
     """
 
-    def __init__(self, view: WalletView, *, api_token: str, body_reader: BodyReader) -> None:
-        self._view = view
-        self._token = api_token
-        self._body_reader = body_reader
-
-    async def __call__(self, request: protocol.Request) -> protocol.Response:
-        """Accept the share of a request.
-
-        Raises:
-            Exception: the reason for the refusal; `helper.server.edge.error_response_to` has the response.
-        """
+    async def accept(request: protocol.Request) -> protocol.Response:
         try:
-            if self._token:
-                check_token(request.headers, self._token)
-            body = self._body_reader.take_received(request)
-            if body is not None:
-                outcome = await self._admit(request, body)
-            else:
-                async with self._body_reader.buffer_body(request) as body:
-                    outcome = await self._admit(request, body)
+            if api_token:
+                check_token(request.headers, api_token)
+            async with body_reader.buffer_body(request) as body:
+                seconds = longest_wait(request.headers)
+                outcome = await view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
         except Exception as error:
-            self._view.count_outcome(f"post_{_classify_error(error)}")
+            view.count_outcome(f"post_{_classify_error(error)}")
             raise
         is_duplicate = outcome is EnqueueResult.DUPLICATE
-        self._view.count_outcome("post_duplicate" if is_duplicate else "post_queued")
+        view.count_outcome("post_duplicate" if is_duplicate else "post_queued")
         return _DUPLICATE if is_duplicate else _QUEUED
 
-    def _admit(self, request: protocol.Request, body: bytes) -> Awaitable[EnqueueResult]:
-        seconds = longest_wait(request.headers)
-        return self._view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
+    return accept
 
 
-def _accepted(*, is_duplicate: bool) -> protocol.Response:
-    response = JsonResponse(payload.accepted_body(is_duplicate=is_duplicate))
-    return protocol.Response(response.status_code, response.raw_headers, bytes(response.body))
-
-
-_QUEUED: Final = _accepted(is_duplicate=False)
-_DUPLICATE: Final = _accepted(is_duplicate=True)
+_QUEUED: Final = plain_response(JsonResponse(payload.accepted_body(is_duplicate=False)))
+_DUPLICATE: Final = plain_response(JsonResponse(payload.accepted_body(is_duplicate=True)))
 
 
 def create_wallet_edge(
@@ -177,20 +166,20 @@ def create_wallet_edge(
         operator_token: token of operators for `more_routes`; empty disables these routes.
         trace_clock: as for `Edge`.
     """
-    if view is None:
-        app = json_application(add_document_route([], more_routes, operator_token=operator_token))
-        return Edge(app, refusals, trace_clock=trace_clock)
-    wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
+    wallets: list[ApiRoute] = []
+    posts: dict[str, PlainHandler] = {}
+    if view is not None:
+        wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
+        posts[SHARES_PATH] = share_handler(view, api_token=api_token, body_reader=body_reader or BodyReader())
     routes = add_document_route(wallets, more_routes, api_token=api_token, operator_token=operator_token)
-    submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader())
-    return Edge(json_application(routes), refusals, {SHARES_PATH: submission}, trace_clock)
+    return Edge(json_application(routes), refusals, posts, trace_clock)
 
 
 def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[ApiRoute]:
     """The wallet routes; an empty `api_token` requires no token."""
 
     async def post_share(_request: Request) -> Response:
-        raise HTTPException(404)  # `ShareSubmission` answers; this route describes it and refuses other methods
+        raise HTTPException(404)  # `share_handler` answers; this route describes it and refuses other methods
 
     async def share_status(request: Request) -> Response:
         round_id = payload.parse_hex32("round_id", request.path_params["round_id"])

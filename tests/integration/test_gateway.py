@@ -24,7 +24,7 @@ from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, json_application
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.listening import base_url, bind_tcp, create_server
+from helper.server.listening import Server, base_url, bind_tcp
 from tests.support.fakes import wait_until
 from tests.support.servers import serve_connections
 
@@ -96,14 +96,14 @@ async def run_gateway(
         limits=GatewayLimits(**limits),
     )
     connections = ConnectionLimits(half_closed_seconds=0.1, stalled_seconds=stalled_seconds)
-    server = create_server(Edge(json_application(gateway.routes())), connections)
+    server = Server(Edge(json_application(gateway.routes())), connections)
     listener = bind_tcp("127.0.0.1", 0)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(listener))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", gateway
         await wait_until(lambda: gateway.active_count == 0)
     finally:
-        server.should_exit = True
+        server.stop()
         await task
         await gateway.aclose()
         await endpoints.aclose()

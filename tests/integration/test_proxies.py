@@ -31,7 +31,7 @@ from helper.ingest.payload import ingress_receipt
 from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import IDLE_SECONDS, ConnectionLimits
 from helper.server.gateway_routes import BODY_SECONDS, GatewayLimits
-from helper.server.listening import KEEP_ALIVE_SECONDS, bind_tcp, create_server
+from helper.server.listening import Server, bind_tcp
 from tests.support.fakes import wait_until
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.proxies import DEPLOY, FORWARDING_CADDY, PROXIES, UNVERIFIED_SSL, run_proxy
@@ -235,7 +235,7 @@ async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: s
 def test_proxy_closes_idle_upstream_connections_before_the_helper(file: str, setting: str) -> None:
     match = re.search(setting, (DEPLOY / file).read_text())
     assert match is not None
-    assert int(match[1]) <= KEEP_ALIVE_SECONDS - 5
+    assert int(match[1]) <= ConnectionLimits().keep_alive_seconds - 5
 
 
 @pytest.mark.parametrize(
@@ -353,13 +353,13 @@ SMUGGLED_REQUESTS = (
 
 @contextlib.asynccontextmanager
 async def serve_on_socket(wallets: WalletApp, limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
-    server = create_server(wallets.edge, limits, trusted_networks=[ip_network("127.0.0.1/32")])
+    server = Server(wallets.edge, limits, trusted_networks=[ip_network("127.0.0.1/32")])
     listener = bind_tcp("127.0.0.1", 0)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(listener))
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = True
+        server.stop()
         await task
 
 

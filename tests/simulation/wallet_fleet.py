@@ -29,8 +29,7 @@ from helper.core.share import share_to_payload
 from helper.ingest import admission
 from helper.server import wallet_routes
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.listening import Server, create_server
-from helper.server.protocol import Listener
+from helper.server.listening import Server
 from helper.server.wallet_routes import create_wallet_edge
 from tests.simulation.chain import EPOCH
 from tests.simulation.fakes import Ballot
@@ -75,22 +74,21 @@ class _CastVote:
     given_up: int = 0
 
 
-class _Listeners(Mapping[str, Listener]):
-    """The listeners of the helpers that run, by name."""
+class _Servers(Mapping[str, Server]):
+    """The servers of the helpers that run, by name."""
 
     def __init__(self, hosts: Mapping[str, ServiceHost]) -> None:
         self._hosts = hosts
         self._servers: dict[str, tuple[Service, Server]] = {}
 
-    def __getitem__(self, name: str) -> Listener:
+    def __getitem__(self, name: str) -> Server:
         service = self._hosts[name].service
         if service is None:
             raise KeyError(name)
         if name not in self._servers or self._servers[name][0] is not service:
-            server = create_server(create_wallet_edge(service.wallet_view), ConnectionLimits())
-            server.servers = []  # it has no socket
+            server = Server(create_wallet_edge(service.wallet_view), ConnectionLimits())
             self._servers[name] = service, server
-        return self._servers[name][1].listener
+        return self._servers[name][1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._hosts)
@@ -105,11 +103,11 @@ class _Listeners(Mapping[str, Listener]):
     async def reset(self, name: str) -> None:
         """Reset the connections of a helper that was killed."""
         if name in self._servers:
-            listener = self._servers.pop(name)[1].listener
-            listener.abort()
-            for task in listener.tasks:
+            server = self._servers.pop(name)[1]
+            server.abort()
+            for task in server.tasks:
                 task.cancel()
-            await listener.wait_ended()
+            await server.wait_ended()
 
 
 class _OriginalNetwork(WalletNetwork):
@@ -132,7 +130,7 @@ class WalletFleet(FleetWorld):
         self._remaining_posts = 1  # the run ends with the round
         self._clients = itertools.cycle(CLIENTS)
         self._names = {f"helper{number}": host for number, host in enumerate(self._hosts)}
-        self._listeners = _Listeners(self._names)
+        self._running = _Servers(self._names)
         self._network = _OriginalNetwork if is_original else WalletNetwork
         self._votes: list[_CastVote] = []
 
@@ -143,11 +141,11 @@ class WalletFleet(FleetWorld):
         if number == 0:
             await asyncio.sleep(0.3 * length)
             await host.kill()
-            await self._listeners.reset(name)
+            await self._running.reset(name)
             await asyncio.sleep(DOWN_SECONDS)
             host.start()
             await asyncio.sleep(0.3 * length)
-            await self._listeners.stop(name)
+            await self._running.stop(name)
             await host.stop()
             await asyncio.sleep(DOWN_SECONDS)
             host.start()
@@ -178,7 +176,7 @@ class WalletFleet(FleetWorld):
             self._due_times[shares[-1].nullifier] = first_due
         earliest = min(sent.submit_at for sent in shares) or float(now)
         network = self._network(
-            self._listeners,
+            self._running,
             keeps_connections=client.keeps_connections,
             connections=client.connections,
             connect_seconds=0.1 + self._rng.random(),
@@ -199,7 +197,7 @@ class WalletFleet(FleetWorld):
             await super().run()
         finally:
             for name in self._names:
-                await self._listeners.reset(name)
+                await self._running.reset(name)
 
     def results(self) -> dict[str, ClientResult]:
         """The results by client."""

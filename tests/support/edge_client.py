@@ -7,26 +7,25 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import httpcore
 import httpx
 
-from helper.server.listening import create_server
-from helper.server.protocol import Connection, Edge, Listener
+from helper.server.edge import Edge
+from helper.server.listening import Server
 
 
 def create_edge_client(edge: Edge, **options: Any) -> httpx.AsyncClient:
     """Create a client. Each of its connections is one of the server's, with the peer of a unix socket."""
     transport = httpx.AsyncHTTPTransport(verify=False)  # the certificate authorities take 25 ms to load
-    transport._pool = _Pool(create_server(edge).listener)
+    transport._pool = _Pool(Server(edge))
     return httpx.AsyncClient(transport=transport, base_url="http://helper", timeout=30, **options)
 
 
 async def request_and_wait(edge: Edge, head: bytes, body: bytes) -> httpx.Response:
     """Send a head and a part of a body, and wait for the response until the connection ends."""
-    stream = await _SocketPairs(create_server(edge).listener).connect_tcp("helper", 80)
+    stream = await _SocketPairs(Server(edge)).connect_tcp("helper", 80)
     await stream.write(head + body)
     received = b""
     while data := await stream.read(1 << 16):
@@ -38,20 +37,20 @@ async def request_and_wait(edge: Edge, head: bytes, body: bytes) -> httpx.Respon
 
 
 class _Pool(httpcore.AsyncConnectionPool):
-    """Connections to a listener; closing them ends only after the handlers, which may have files to close."""
+    """Connections to a server; closing them ends only after the handlers, which may have files to close."""
 
-    def __init__(self, listener: Listener) -> None:
-        super().__init__(network_backend=_SocketPairs(listener))
-        self._listener = listener
+    def __init__(self, server: Server) -> None:
+        super().__init__(network_backend=_SocketPairs(server))
+        self._server = server
 
     async def aclose(self) -> None:
         await super().aclose()
-        await self._listener.wait_ended()
+        await self._server.wait_ended()
 
 
 class _SocketPairs(httpcore.AsyncNetworkBackend):
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     async def connect_tcp(
         self,
@@ -62,7 +61,7 @@ class _SocketPairs(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         ours, theirs = socket.socketpair()
-        await asyncio.get_running_loop().connect_accepted_socket(partial(Connection, self._listener), theirs)
+        await asyncio.get_running_loop().connect_accepted_socket(self._server.create_connection, theirs)
         return _Stream(*await asyncio.open_connection(sock=ours))
 
 

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 
-from helper.server.protocol import Connection, Listener
+from helper.server.listening import Server
+from helper.server.protocol import Connection
 from tests.unit.server.server_fixtures import FakeTransport
 
 Script = Callable[[httpx.Request], Awaitable[httpx.Response]]
@@ -33,7 +34,7 @@ class WalletNetwork(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        servers: Mapping[str, Listener | Script],
+        servers: Mapping[str, Server | Script],
         *,
         keeps_connections: bool = True,
         connections: int | None = None,
@@ -56,13 +57,13 @@ class WalletNetwork(httpx.AsyncBaseTransport):
             if wire is None:
                 await asyncio.sleep(self._connect_seconds)
                 server = self.servers.get(host)
-                if server is None or (isinstance(server, Listener) and server.is_stopping):
+                if server is None or (isinstance(server, Server) and server.is_stopping):
                     raise httpx.ConnectError("refused", request=request)
-                if not isinstance(server, Listener):
+                if not isinstance(server, Server):
                     await _trace_sending(request)
                     return await server(request)
                 self.opened[host] += 1
-                wire = _Wire(Connection(server))
+                wire = _Wire(server.create_connection())
             try:
                 await _trace_sending(request)
                 wire.deliver(_encode_head(request))

@@ -22,7 +22,7 @@ from helper.core.refusals import PauseCause
 from helper.errors import StoreFull
 from helper.ingest import admission
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.listening import Server, create_server
+from helper.server.listening import Server
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.wallets.network import Script, WalletNetwork
 from tests.unit.ingest.admission_fixtures import PAYLOADS, POSITION, ROUND_ID, FakeChain, FakeClock
@@ -94,13 +94,12 @@ class TestHelper:
     def __init__(self, limits: ConnectionLimits | None = None, **settings: Any) -> None:
         self.chain = TimedChain()
         self.app = WalletApp(chain=self.chain, **settings)
-        self.server: Server = create_server(self.app.edge, limits or ConnectionLimits())
-        self.server.servers = []  # it has no socket
+        self.server: Server = Server(self.app.edge, limits or ConnectionLimits())
 
     async def aclose(self) -> None:
         """End all connections."""
-        self.server.listener.abort()
-        await self.server.listener.wait_ended()
+        self.server.abort()
+        await self.server.wait_ended()
 
 
 def run_virtual(test: Awaitable[T]) -> T:
@@ -181,7 +180,7 @@ async def deliver(client: Client, first: Server | Script | None, **link: Any) ->
     urls = (OURS, *OTHERS)
     servers: dict[str, Any] = {url.removeprefix("http://"): accept for url in OTHERS}
     if first is not None:
-        servers["ours"] = first.listener if isinstance(first, Server) else first
+        servers["ours"] = first
     shares = create_shares(SHARES, urls)
     async with create_wallet(client, create_network(client, servers, **link), urls) as wallet:
         await wallet.deliver(shares)

@@ -15,7 +15,7 @@ import anyio
 
 from helper.chain.chain_data import RoundAuthentication
 from helper.server.edge import Edge
-from helper.server.listening import create_server, listen_unix
+from helper.server.listening import Server, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route
 from helper.store.models import StoredRound
@@ -123,11 +123,11 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
         )
         try:
             with listen_unix(database.parent / "helper.sock") as listener:
-                server = create_server(Edge(app))
-                task = asyncio.create_task(server.serve(sockets=[listener]))
+                server = Server(Edge(app))
+                task = asyncio.create_task(server.serve(listener))
                 ready.set()
                 await stop.wait()
-                server.should_exit = True
+                server.stop()
                 await task
         finally:
             await harness.store.close()

@@ -15,6 +15,7 @@ from helper.core.refusals import (
     Situation,
     attempt_token,
     find_refusal,
+    retry_after_of,
     text_of,
 )
 
@@ -28,11 +29,11 @@ DETAILS = {Situation.SLOW_HEAD: (8.5,), Situation.PAUSED: ("starting",)}
 def test_refusal_that_may_pass_is_final_to_no_wallet(situation: Situation) -> None:
     details = DETAILS.get(situation, ())
     other = find_refusal(situation, *details, names_attempt=False)
-    assert (other.status, other.retry_after) == (503, 2), "429 and 4xx end the delivery of several wallets"
+    assert (other.status, retry_after_of(other.status)) == (503, 2), "429 and 4xx end the delivery of several wallets"
     attempt = find_refusal(situation, *details, names_attempt=True)
     assert attempt.status in RETRYABLE_STATUSES
     assert attempt.is_receipt == (attempt.status == 408) == (situation is Situation.SLOW_BODY)
-    assert attempt.retry_after == (None if attempt.is_receipt else 2)
+    assert retry_after_of(attempt.status) == (None if attempt.is_receipt else 2)
     assert other.text == attempt.text != ""
     assert "{" not in other.text
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from helper.core.text_forms import Network
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, json_application
-from helper.server.listening import Server, bind_tcp, create_server
+from helper.server.listening import Server, bind_tcp
 from helper.server.protocol import Connection
 
 PATIENCE_SECONDS = 20.0
@@ -104,15 +104,15 @@ async def run_server(
     proxies: Sequence[Network] = (),
 ) -> AsyncIterator[int]:
     app = create_test_app(endless or EndlessRoutes())
-    server: Server = create_server(Edge(app, refusals), limits, trusted_networks=proxies)
+    server = Server(Edge(app, refusals), limits, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task = asyncio.create_task(server.serve(listener))
         try:
             yield port
         finally:
-            server.should_exit = True
+            server.stop()
             await task
 
 

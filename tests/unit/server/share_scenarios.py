@@ -13,7 +13,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from helper.server.body_reader import BodyReader
-from helper.server.listening import Server, bind_tcp, create_server
+from helper.server.listening import Server, bind_tcp
 from helper.server.wallet_routes import create_wallet_edge
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
@@ -92,7 +92,7 @@ async def run_scenario(scenario: Scenario) -> ScenarioResult:
     bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"])
     edge = create_wallet_edge(view, api_token=settings["token"], body_reader=bodies, refusals=refusals)
     with capture_logs() as logs:
-        async with asyncio.timeout(PATIENCE_SECONDS), count_served(create_server(edge)) as port:
+        async with asyncio.timeout(PATIENCE_SECONDS), count_served(Server(edge)) as port:
             raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for response in raw for name in _REQUEST_IDS.findall(response)]
     assert len(set(names)) == len(names)
@@ -116,7 +116,7 @@ async def count_served(server: Server) -> AsyncIterator[int]:
     listener = bind_tcp("127.0.0.1", 0)
     async with await asyncio.get_running_loop().create_server(server.create_connection, sock=listener):
         yield listener.getsockname()[1]
-        while server.listener.connections or server.listener.tasks:
+        while server.connections or server.tasks:
             await asyncio.sleep(0.002)
 
 

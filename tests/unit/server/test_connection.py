@@ -17,16 +17,15 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from helper.server.asgi_adapter import ABORT_EXTENSION
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     MAX_BODY_PIECES,
     READ_BYTES,
     ConnectionLimits,
 )
-from helper.server.edge import Edge, json_application
-from helper.server.listening import bind_tcp, create_server
-from helper.server.protocol import HANDLERS_PER_ITERATION, Connection, Request
+from helper.server.edge import REQUEST_EXTENSION, Edge, json_application
+from helper.server.listening import Server, bind_tcp
+from helper.server.protocol import HANDLERS_PER_ITERATION, Request
 from helper.server.request_parser import RequestParser
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.fakes import wait_until
@@ -329,7 +328,7 @@ MANY_HEADERS = b"GET /hello HTTP/1.1\r\nHost:\r\n" + b"a:\r\n" * (MAX_HEADERS - 
 
 @pytest.mark.parametrize("request_head", [HELLO_REQUEST, MANY_HEADERS])
 async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: bytes) -> None:
-    server = create_server(Edge(json_application([])), LIMITS)
+    server = Server(Edge(json_application([])), LIMITS)
     sent = request_head * (1_000_000 // len(request_head))
     count = 50
 
@@ -345,7 +344,7 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
         held = (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
         tracemalloc.stop()
-        for connection in list(server.listener.connections):
+        for connection in list(server.connections):
             connection.connection_lost(OSError())  # drops the requests that wait for their turn
     assert max(delivered) < len(sent), "the pipeline is full"
     assert held <= 64 << 10
@@ -408,7 +407,7 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
     """Send bytes after these pauses, with the default limits; return the response and whether the connection closed."""
 
     async def send() -> tuple[bytes, bool]:
-        server = create_server(Edge(create_test_app(EndlessRoutes())))
+        server = Server(Edge(create_test_app(EndlessRoutes())))
         transport = FakeTransport(server.create_connection())
         for seconds, data in sent:
             await asyncio.sleep(seconds)
@@ -416,7 +415,7 @@ def exchange_in_virtual_time(*sent: tuple[float, bytes]) -> tuple[bytes, bool]:
                 transport.deliver(data)
         await asyncio.sleep(0.1)
         response = bytes(transport.written), bool(transport.is_closed)
-        for connection in list(server.listener.connections):
+        for connection in list(server.connections):
             connection.connection_lost(None)
         await asyncio.sleep(0.1)  # the request ends
         return response
@@ -525,17 +524,17 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
 def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
     async def exchange() -> None:
         loop = asyncio.get_running_loop()
-        server = create_server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
-        connection = Connection(server.listener)
+        server = Server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
+        connection = server.create_connection()
         transport = FakeTransport(connection)
         transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
         await asyncio.sleep(0.3)
         transport.deliver(b"Content-Length: 9\r\n\r\nabc")
         await wait_until(lambda: transport.written.endswith(b"hello"))
-        assert not server.listener.evictor.make_room(1, loop.time())
+        assert not server.evictor.make_room(1, loop.time())
         assert not transport.is_closed
         await asyncio.sleep(0.3)
-        assert server.listener.evictor.make_room(1, loop.time())
+        assert server.evictor.make_room(1, loop.time())
         assert transport.is_closed
         connection.connection_lost(None)
         await asyncio.sleep(0.1)  # the request ends
@@ -710,18 +709,18 @@ def test_response_that_is_aborted_does_not_look_complete_to_http_1_0(loop: LoopF
         await send({"type": "http.response.body", "body": b"piece", "more_body": True})
         await receive()
         await receive()  # the client has read it
-        scope["extensions"][ABORT_EXTENSION]()
+        scope["extensions"][REQUEST_EXTENSION].abort()
 
     async def test() -> None:
-        server, listener = create_server(Edge(respond)), bind_tcp("127.0.0.1", 0)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        server, listener = Server(Edge(respond)), bind_tcp("127.0.0.1", 0)
+        task = asyncio.create_task(server.serve(listener))
         head = b"POST / HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n1"
         client = await RawClient.connect(listener.getsockname()[1], head)
         await client.reader.readuntil(b"piece")
         client.writer.write(b"2")
         end = await asyncio.gather(client.reader.read(), return_exceptions=True)
         client.writer.close()
-        server.should_exit = True
+        server.stop()
         await task
         assert isinstance(end[0], ConnectionResetError)
 

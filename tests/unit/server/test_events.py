@@ -12,7 +12,7 @@ import pytest
 from helper.observability.status_feed import StatusFeed
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.edge import Edge, json_application
-from helper.server.listening import bind_tcp, create_server
+from helper.server.listening import Server, bind_tcp
 from helper.server.page_routes import PATH, events_route
 from tests.support.clock import FakeClock
 
@@ -28,18 +28,18 @@ async def fail_snapshot() -> object:
 @contextlib.asynccontextmanager
 async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
     """Serve events and drop clients that do not read for a short time; yields the port."""
-    server = create_server(
+    server = Server(
         Edge(json_application([events_route(feed, "token", FakeClock())])), ConnectionLimits(stalled_seconds=SECONDS)
     )
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(listener))
     try:
         async with asyncio.timeout(30):
             yield listener.getsockname()[1]
     finally:
         feed.close()
-        server.should_exit = True
+        server.stop()
         await task
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from helper.server.body_reader import BodyReader
 from helper.server.edge import Edge
 from helper.server.gateway_routes import POST_PATHS
-from helper.server.listening import create_server
+from helper.server.listening import Server
 from tests.support.edge_client import request_and_wait
 from tests.unit.chain.fakes import json_response
 from tests.unit.ingest.admission_fixtures import create_body
@@ -132,7 +132,7 @@ async def test_vote_that_was_sent_gets_no_receipt() -> None:
 
 @pytest.mark.rule("N3", "W8")
 async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
-    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.2)).edge)
+    server = Server(WalletApp(body_reader=BodyReader(timeout_seconds=0.2)).edge)
     async with count_served(server) as port:
         client = await RawClient.connect(port, build_head(f"{HEADER}: {TOKEN}", "Content-Length: 60000"))
         assert await client.request(b"[" * 20_000) == RECEIPT
@@ -145,7 +145,7 @@ async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
 
 async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.1)
-    server = create_server(WalletApp(body_reader=BodyReader(timeout_seconds=0.1)).edge)
+    server = Server(WalletApp(body_reader=BodyReader(timeout_seconds=0.1)).edge)
     async with count_served(server) as port:
         client = await RawClient.connect(port, build_head(f"{HEADER}: {TOKEN}", "Content-Length: 60000"))
         assert (await client.read_rest()).endswith(RECEIPT)
@@ -155,7 +155,7 @@ async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypat
 async def test_status_is_fast_while_a_wallet_posts_128_shares_slowly() -> None:
     wallets = WalletApp()
     share = build_post(create_body(), f"{HEADER}: {TOKEN}")
-    async with count_served(create_server(wallets.edge)) as port:
+    async with count_served(Server(wallets.edge)) as port:
         clients = [await RawClient.connect(port, share[:-1000]) for _ in range(128)]
         other = await RawClient.connect(port)
         # The response comes while all bodies are incomplete, so it waits for none of them.

@@ -39,9 +39,9 @@ from helper.server.gateway_routes import GatewayLimits
 from helper.server.listening import (
     GROUP_MODE,
     RESERVED_FILE_DESCRIPTORS,
+    Server,
     bind_tcp,
     connection_limits,
-    create_server,
     listen_unix,
 )
 from helper.server.protocol import Connection
@@ -77,8 +77,8 @@ def received_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     sizes: list[int] = []
     add_pending = ConnectionEvictor.add_pending
 
-    def record(self: ConnectionEvictor, progress: ConnectionProgress, size: int, now: float) -> None:
-        add_pending(self, progress, size, now)
+    def record(self: ConnectionEvictor, connection: ConnectionProgress, size: int, now: float) -> None:
+        add_pending(self, connection, size, now)
         sizes.append(size)
 
     monkeypatch.setattr(ConnectionEvictor, "add_pending", record)
@@ -342,15 +342,15 @@ def test_server_stop_answers_connections_that_were_opened_before(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def test() -> None:
-        server, listener = create_server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
+        server, listener = Server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task = asyncio.create_task(server.serve(listener))
         earlier = {"new": b"", "half a head": HELLO_REQUEST[:20], "second head": HELLO_REQUEST + HELLO_REQUEST[:20]}
         clients = {name: await RawClient.connect(port, begin) for name, begin in earlier.items()}
         await clients["second head"].reader.readuntil(b"hello")
         # in the iteration of the event loop that stops the server, so that they wait to be accepted
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-        server.should_exit = True
+        server.stop()
         while listener.fileno() >= 0:
             await asyncio.sleep(0)
         for name, client in clients.items():
@@ -373,15 +373,15 @@ def test_server_stop_answers_connections_that_were_opened_before(
 @pytest.mark.parametrize("iterations", range(4))
 def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iterations: int) -> None:
     async def test() -> None:
-        server, listener = create_server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
+        server, listener = Server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
+        task = asyncio.create_task(server.serve(listener))
+        while not server.is_listening:
             await asyncio.sleep(0)
         with socket.create_connection(listener.getsockname()) as client:
             client.sendall(HELLO_REQUEST)
             for _ in range(iterations):
                 await asyncio.sleep(0)
-            server.should_exit = True
+            server.stop()
             await task
             client.setblocking(False)
             assert client.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n"), "the server has not ended before its response"
@@ -392,14 +392,14 @@ def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iter
 
 async def test_server_that_stops_answers_requests_of_a_proxy_before_it_closes() -> None:
     app = json_application([Route("/hello", hello)])
-    server = create_server(Edge(app), trusted_networks=[ip_network("127.0.0.2/32")])
+    server = Server(Edge(app), trusted_networks=[ip_network("127.0.0.2/32")])
     listener = bind_tcp("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(server.serve(listener))
     idle = await RawClient.connect(port, source="127.0.0.2")
     assert await idle.request() == b"hello"
-    server.should_exit = True
-    await wait_until(lambda: server.listener.is_stopping)
+    server.stop()
+    await wait_until(lambda: server.is_stopping)
     idle.writer.write(HELLO_REQUEST)
     for client in (idle, await RawClient.connect(port, HELLO_REQUEST, source="127.0.0.2")):
         assert (await client.read_rest()).endswith(b"\r\nconnection: close\r\n\r\nhello")
@@ -598,14 +598,14 @@ async def test_connection_kernel_buffers_are_bounded(
             listener = closing.enter_context(listen_unix(tmp_path / "x"))
         else:
             listener = closing.enter_context(contextlib.closing(bind_tcp("127.0.0.1", 0)))
-        server = create_server(Edge(json_application([])))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        server = Server(Edge(json_application([])))
+        task = asyncio.create_task(server.serve(listener))
         with socket.socket(listener.family) as client:
             client.setblocking(False)
             await asyncio.get_running_loop().sock_connect(client, listener.getsockname())
             await asyncio.get_running_loop().sock_sendall(client, HELLO_REQUEST)
             assert await asyncio.get_running_loop().sock_recv(client, 1)
-        server.should_exit = True
+        server.stop()
         await task
     assert sizes == [2 * SEND_BUFFER_BYTES, 2 * RECEIVE_BUFFER_BYTES] + [KERNEL_UNSENT_BYTES] * (not is_unix)
 

@@ -205,7 +205,7 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
 
 def list_routes(listeners: Listeners) -> Iterator[Route]:
     """Every route of the wallet API port, described or not."""
-    app = listeners._wallet_edge._adapter._app
+    app = listeners._wallet_edge._app
     assert isinstance(app, Starlette)
     for route in app.routes:
         if isinstance(route, Mount):

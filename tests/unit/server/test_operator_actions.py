@@ -21,7 +21,7 @@ from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.server import operator_routes
 from helper.server.edge import Edge, JsonResponse, json_application
-from helper.server.listening import bind_tcp, create_server, listen_unix
+from helper.server.listening import Server, bind_tcp, connection_limits, listen_unix
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import (
     MARK_STRUCT,
@@ -73,12 +73,12 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
     )
     path = tmp_path / "helper.sock"
     with listen_unix(path) as listener:
-        server = create_server(Edge(app), evicts=False)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        server = Server(Edge(app), connection_limits(evicts=False))
+        task = asyncio.create_task(server.serve(listener))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://daemon", timeout=30) as client:
             yield client
-        server.should_exit = True
+        server.stop()
         await task
 
 
@@ -302,11 +302,11 @@ async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) ->
     """The routes exist only on the control socket, and a TCP peer has no user."""
     app = json_application([*operator_action_routes(harness.operations), Route("/ok", lambda _: JsonResponse({}))])
     listener = bind_tcp("127.0.0.1", 0)
-    server = create_server(Edge(app))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    server = Server(Edge(app))
+    task = asyncio.create_task(server.serve(listener))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         response = await client.post("/queue/retry", json={})
-    server.should_exit = True
+    server.stop()
     await task
     assert (response.status_code, error_text(response)) == (
         403,

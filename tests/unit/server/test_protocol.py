@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import helper
 from helper.core.refusals import Refusal
 from helper.server import connection_limits, listening, protocol
-from helper.server.connection_limits import DRAIN_BYTES, ConnectionEvictor, ConnectionLimits
+from helper.server.connection_limits import DRAIN_BYTES, ConnectionLimits
 from helper.server.edge import Edge
-from helper.server.listening import create_server
-from helper.server.protocol import TRANSITIONS, Connection, Listener, Request, Response, State
+from helper.server.listening import Server
+from helper.server.protocol import TRANSITIONS, Connection, Request, Response, State
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
@@ -44,7 +44,6 @@ def test_defaults_in_the_documentation_are_those_of_the_code() -> None:
         **vars(connection_limits),
         **vars(listening),
         **asdict(ConnectionLimits()),
-        "keep_alive_seconds": listening.KEEP_ALIVE_SECONDS,
     }
     documented = re.findall(r"`(\w+)`,? \(?([\d.,]+)( s| MiB|\b)", protocol.__doc__ or "")
     assert len(documented) > 10
@@ -89,8 +88,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.edge = ScriptedEdge()
-        self.listener = create_server(self.edge, ConnectionLimits()).listener
-        self.connection = Connection(self.listener)
+        self.server = Server(self.edge, ConnectionLimits())
+        self.connection = Connection(self.server)
         self.states = [State.NEW]
         move = self.connection._move
 
@@ -110,7 +109,7 @@ class Wire:
         await settle()
 
     async def lose(self) -> None:
-        if self.connection in self.listener.connections:
+        if self.connection in self.server.connections:
             self.connection.connection_lost(None)
         await settle()
 
@@ -140,7 +139,7 @@ async def stall_between(wire: Wire) -> None:
 
 
 async def refuse_new(wire: Wire) -> None:
-    wire.listener.refuse_late()
+    wire.server.refuse_late()
 
 
 async def refuse_head(wire: Wire) -> None:
@@ -149,14 +148,14 @@ async def refuse_head(wire: Wire) -> None:
 
 async def refuse_waiting(wire: Wire) -> None:
     wire.transport.deliver(GET % b"")
-    wire.listener.refuse_late()
+    wire.server.refuse_late()
 
 
 async def refuse_running(wire: Wire) -> None:
     await wire.deliver(GET % b"wait")
-    wire.listener.refuse_late()
+    wire.server.refuse_late()
     await settle()
-    assert not wire.listener.tasks
+    assert not wire.server.tasks
 
 
 async def drain(wire: Wire) -> None:
@@ -192,7 +191,7 @@ async def lose_running(wire: Wire) -> None:
     await wire.deliver(GET % b"wait")
     await wire.lose()
     await wire.answer()
-    assert not wire.listener.tasks
+    assert not wire.server.tasks
 
 
 async def lose_responding(wire: Wire) -> None:
@@ -201,7 +200,7 @@ async def lose_responding(wire: Wire) -> None:
 
 async def close_idle(wire: Wire) -> None:
     await wire.deliver(GET % b"")
-    wire.listener.stop()
+    wire.server.close_idle()
 
 
 PATHS: list[tuple[Callable[[Wire], Awaitable[None]], list[State]]] = [
@@ -251,8 +250,8 @@ async def test_other_transitions_are_refused(state: State) -> None:
 CUT_OFF: dict[str, Callable[[Wire], object]] = {
     "invalid body": lambda wire: wire.transport.deliver(b"no size\r\n"),
     "closed sending side": lambda wire: wire.connection.eof_received(),
-    "evicted": lambda wire: wire.listener.evictor.make_room(1, asyncio.get_running_loop().time() + 9),
-    "stopped": lambda wire: wire.listener.refuse_late(),
+    "evicted": lambda wire: wire.server.evictor.make_room(1, asyncio.get_running_loop().time() + 9),
+    "stopped": lambda wire: wire.server.refuse_late(),
 }
 
 
@@ -306,7 +305,7 @@ async def test_incomplete_request_of_a_client_that_reads_nothing_is_evicted() ->
     await wire.deliver(b"POST /parts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4000\r\n" + b"x" * 16384)
     wire.transport.unsent_bytes = 100
     wire.connection.pause_writing()
-    wire.listener.evictor.make_room(1, asyncio.get_running_loop().time() + 9)
+    wire.server.evictor.make_room(1, asyncio.get_running_loop().time() + 9)
     assert wire.transport.is_closed, "requests of other clients would be refused for its memory"
     await wire.lose()
 
@@ -342,8 +341,8 @@ async def test_every_prefix_of_a_request_has_a_defined_end(end: str) -> None:
                 assert wire.transport.written.startswith(b"HTTP/1.1 400 ")
         await wire.lose()
         await wire.answer()
-        assert not wire.listener.tasks
-        assert not wire.listener.connections
+        assert not wire.server.tasks
+        assert not wire.server.connections
 
 
 # Responses
@@ -442,24 +441,22 @@ def with_length(length: int, close: bytes = b"\r\n") -> bytes:
     ids=lambda value: getattr(value, "__name__", value.decode() if isinstance(value, bytes) else ""),
 )
 async def test_response_on_the_wire(line: bytes, app: ASGIApp, writes: list[bytes], is_closed: bool) -> None:
-    listener = Listener(
-        Edge(app), ConnectionLimits(), ConnectionEvictor(9), keep_alive_seconds=9, clock=FakeClock(1795268520.0)
-    )
-    transport = FakeTransport(Connection(listener))
+    server = Server(Edge(app), ConnectionLimits(), clock=FakeClock(1795268520.0))
+    transport = FakeTransport(Connection(server))
     transport.deliver(line + b"\r\nHost: x\r\n\r\n")
     await settle()
     assert [_ID_LINE.sub(b"", write) for write in transport.writes] == writes
     assert transport.is_closed is is_closed
-    for connection in list(listener.connections):
+    for connection in list(server.connections):
         connection.connection_lost(None)
 
 
 async def test_date_header_is_that_of_the_current_second() -> None:
     clock = FakeClock(1795268520.0)
-    listener = Listener(ScriptedEdge(), ConnectionLimits(), ConnectionEvictor(9), keep_alive_seconds=9, clock=clock)
-    first = listener.date_line()
+    server = Server(ScriptedEdge(), ConnectionLimits(), clock=clock)
+    first = server.date_line()
     assert first == DATE
     clock.advance(0.9)
-    assert listener.date_line() is first
+    assert server.date_line() is first
     clock.advance(0.1)
-    assert listener.date_line() == DATE.replace(b":00 ", b":01 ")
+    assert server.date_line() == DATE.replace(b":00 ", b":01 ")

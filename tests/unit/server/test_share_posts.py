@@ -18,7 +18,7 @@ from helper.core.refusals import PauseCause
 from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
 from helper.ingest.payload import PayloadError
 from helper.server.edge import Edge
-from helper.server.listening import create_server
+from helper.server.listening import Server
 from helper.server.protocol import Request, Response
 from helper.server.wallet_routes import create_wallet_edge
 from proofs import InvalidShare
@@ -245,7 +245,7 @@ async def test_body_of_a_client_that_left_is_not_validated(monkeypatch: pytest.M
         left.set()
         return response
 
-    server = create_server(edge)
+    server = Server(edge)
     monkeypatch.setattr(Edge, "__call__", lambda _, request: start_late(request))
     async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -80,7 +80,7 @@ def try_client(client: Client, test: Callable[[Trial], Awaitable[T]], *, count: 
 
     async def run() -> T:
         helper = TestHelper(**settings)
-        network = create_network(client, {"ours": helper.server.listener}, connect_seconds=0.05)
+        network = create_network(client, {"ours": helper.server}, connect_seconds=0.05)
         async with create_wallet(client, network, [OURS]) as wallet:
             result = await test(Trial(helper, network, wallet, create_shares(count, [OURS])))
         await helper.aclose()
@@ -309,7 +309,7 @@ def test_share_is_taken_for_confirmed_only_after_it_is_counted(client: Client) -
     async def run() -> None:
         helpers = [TestHelper(api_token=""), TestHelper()]
         urls = [OURS, "http://other"]
-        servers = dict(zip(("ours", "other"), (helper.server.listener for helper in helpers), strict=True))
+        servers = dict(zip(("ours", "other"), (helper.server for helper in helpers), strict=True))
         network = create_network(client, servers)
         (sent,) = create_shares(1, urls, submit_at=int(START) + 100)
         loop = asyncio.get_running_loop()
