@@ -211,7 +211,7 @@ def export(
         api.require_database()
     with closing(create_source_endpoint(SQLITE_ENGINE if options.db else None, settings, SystemClock())) as source:
         source.connect_read_only()
-        queue = ExportedQueue(source, operator_parameters.parse_filter(*filter_query.values()), refs)
+        queue = ExportedQueue(source, operator_parameters.parse_filter(filter_query), refs)
         number = sum(1 for _ in queue.read())
         written: dict[str, Any] = {}
         _warn_of_partial_files(output.parent)

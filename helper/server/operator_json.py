@@ -1,4 +1,4 @@
-"""JSON responses to queries of the operator API. Pure.
+"""Documents of the responses to queries of the operator API. Pure.
 
 Each record is a class of its own, so that a new column is not shown unintentionally.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
-from helper.core.json_records import HEX_32, fact, to_json
+from helper.core.json_records import HEX_32, fact
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, ShareCounts, Source, enum_name
 from helper.store.action_models import ActionRow
@@ -137,80 +137,59 @@ class RescanState:
     pruned_blocks: Sequence[tuple[int, int]] = fact("The pruned blocks, as pairs of first and last height.")
 
 
-def list_json(
-    entries: Sequence[QueueEntry], *, source: Source, failed: Sequence[FailedShares] | None = None
-) -> dict[str, Any]:
-    """`queue list`; `failed` are the failure groups, if failed shares were selected."""
-    return to_json(ShareList(source=source, shares=entries, failed=failed))
-
-
-def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
+def tell_story(details: ShareDetails, *, source: Source) -> ShareStory:
     """`queue show`."""
-    entry = details.entry
-    story = ShareStory(
+    entry, end = details.entry, details.vote_end_time
+    is_scheduled = entry.state == ShareState.RECEIVED.text and (end is None or entry.due < end)
+    return ShareStory(
         **asdict(entry),
         source=source,
         received=_seconds(details.received_ms),
-        vote_end_time=details.vote_end_time,
-        cannot_count=details.vote_end_time is not None and entry.submit_at == details.vote_end_time,
-        next_attempt=_next_attempt(details),
+        vote_end_time=end,
+        cannot_count=entry.submit_at == end,
+        next_attempt=entry.due if is_scheduled else None,
         attempts_by_stage=details.attempts_by_stage,
         history=[
             HistoryRow(_seconds(event.at_ms), event.stage, event.note, event.spent_attempt) for event in details.history
         ],
         transaction=details.transaction,
     )
-    return to_json(story)
 
 
-def rounds_json(
+def list_rounds(
     rounds: Iterable[RoundState],
     counts: Counts,
     *,
     authentication: AuthenticationSource,
     now: float,
     source: Source,
-) -> dict[str, Any]:
+) -> RoundList:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
     rows = []
     for state in sorted(rounds, key=lambda state: (-state.ends, state.round)):
         round_id, left = bytes.fromhex(state.round), max(0.0, round(state.ends - now, 3))
         shares = ShareCounts.of(counts.get(round_id, {}))
         rows.append(RoundRow(**asdict(state), left=left, authentication=authentication(round_id), shares=shares))
-    return to_json(RoundList(source=source, now=round(now, 3), rounds=rows))
-
-
-def actions_json(actions: Sequence[ActionRow], *, source: Source) -> dict[str, Any]:
-    """`queue audit`: operator actions, the latest first; times in Unix seconds."""
-    return to_json(ActionList(source=source, actions=actions))
-
-
-def _next_attempt(details: ShareDetails) -> float | None:
-    """Unix seconds of the next attempt; None if none is scheduled before the round ends."""
-    entry, end = details.entry, details.vote_end_time
-    is_scheduled = entry.state == ShareState.RECEIVED.text and (end is None or entry.due < end)
-    return entry.due if is_scheduled else None
+    return RoundList(source=source, now=round(now, 3), rounds=rows)
 
 
 def _seconds(milliseconds: int) -> float:
     return milliseconds / 1000
 
 
-def rescan_json(ledger: Ledger, rescan: Rescan, *, source: Source) -> dict[str, Any]:
-    """Return the state of a rescan of blocks."""
+def describe_rescan(ledger: Ledger, rescan: Rescan, *, source: Source) -> RescanState:
+    """`chain rescan`: the state of a rescan of blocks."""
     blocks = max(0, rescan.last - rescan.first + 1)
     left, pruned = count_heights(find_unread(ledger, rescan.first, rescan.last)), count_heights(rescan.pruned)
-    return to_json(
-        RescanState(
-            source=source,
-            first=rescan.first if blocks else None,
-            last=rescan.last if blocks else None,
-            blocks=blocks,
-            left=left,
-            read=blocks - left - pruned,
-            pruned=pruned,
-            added=rescan.added,
-            confirmed=rescan.confirmed,
-            pruned_blocks=[(heights[0], heights[1]) for heights in rescan.pruned],
-        )
+    return RescanState(
+        source=source,
+        first=rescan.first if blocks else None,
+        last=rescan.last if blocks else None,
+        blocks=blocks,
+        left=left,
+        read=blocks - left - pruned,
+        pruned=pruned,
+        added=rescan.added,
+        confirmed=rescan.confirmed,
+        pruned_blocks=[(heights[0], heights[1]) for heights in rescan.pruned],
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from helper.core.share import ShareState
 from helper.errors import UsageError
 from helper.store.models import MIN_REF_CHARS, QueueFilter
@@ -13,18 +16,17 @@ DEFAULT_ACTION_LIMIT = 50
 MAX_LIST_LIMIT = 10_000
 
 
-def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
-    """Parse the filter of a list. An empty parameter is the same as an absent one.
+def parse_filter(parameters: Mapping[str, Any]) -> QueueFilter:
+    """Parse the filter of a list. An empty parameter is the same as an absent one, and others are ignored.
 
     Args:
-        round_hex: 64 hex characters.
-        state: name of a state, in any case.
-        due_before: Unix seconds.
-        stage: stage of the latest history entry.
+        parameters: `round`, 64 hex characters; `state`, in any case; `due_before` in Unix seconds; `stage` of the
+            latest history entry.
 
     Raises:
         UsageError: a parameter is invalid; the text contains its name.
     """
+    round_hex, state, due_before, stage = (parameters.get(name) for name in ("round", "state", "due_before", "stage"))
     return QueueFilter(
         round_id=parse_round(round_hex) if round_hex else None,
         state=_state(state) if state else None,

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from helper.chain.round_registry import RoundRegistry
 
 
+Handler = Callable[[Request], Awaitable[Any]]
+"""Returns a document or plain values."""
 RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
 
 _STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
@@ -66,57 +68,64 @@ def create_operator_app(
         more_routes: routes of other modules.
     """
 
-    async def list_shares(request: Request) -> Response:
-        params = request.query_params
-        query = operator_parameters.parse_filter(
-            params.get("round"), params.get("state"), params.get("due_before"), params.get("stage")
-        )
-        limit = operator_parameters.parse_limit(params.get("limit"))
+    async def list_shares(request: Request) -> operator_json.ShareList:
+        query = operator_parameters.parse_filter(request.query_params)
+        limit = operator_parameters.parse_limit(request.query_params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
             failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
-        return JsonResponse(
-            operator_json.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
-        )
+        return operator_json.ShareList(source=source, shares=await queue.list_shares(query, limit), failed=failed)
 
-    async def show(request: Request) -> Response:
+    async def show(request: Request) -> operator_json.ShareStory:
         details = await queue.get_share_details(request.path_params["ref"])
         if details is None:
             raise HTTPException(404, "no share, or more than one, matches this reference; confirmed shares are erased")
-        return JsonResponse(operator_json.share_details_json(details, source=source))
+        return operator_json.tell_story(details, source=source)
 
-    async def stats(_request: Request) -> Response:
+    async def stats(_request: Request) -> dict[str, Any]:
         snapshot = await read_snapshot(queue, max_failures=MAX_FAILURE_GROUPS)
-        service = None if service_status is None else service_status()
-        return JsonResponse(stats_json(snapshot, source=source, service=service))
+        return stats_json(snapshot, source=source, service=None if service_status is None else service_status())
 
-    async def spent(request: Request) -> Response:
+    async def spent(request: Request) -> dict[str, Any]:
         nullifier = operator_parameters.parse_hex32("nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
-        return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
+        return {"source": source, "rounds": [round_id.hex() for round_id in rounds]}
 
-    async def actions(request: Request) -> Response:
+    async def actions(request: Request) -> operator_json.ActionList:
         limit = operator_parameters.parse_limit(
             request.query_params.get("limit"), operator_parameters.DEFAULT_ACTION_LIMIT
         )
-        return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
+        return operator_json.ActionList(source=source, actions=await queue.list_actions(limit=limit))
 
-    async def rescan(_request: Request) -> Response:
+    async def rescan(_request: Request) -> operator_json.RescanState:
         ledger = await queue.get_ledger()
         if ledger is None or ledger.rescan is None:
             raise NotFound("no rescan was requested", advice="Request one with --from.")
-        return JsonResponse(operator_json.rescan_json(ledger, ledger.rescan, source=source))
+        return operator_json.describe_rescan(ledger, ledger.rescan, source=source)
 
-    routes: list[BaseRoute] = [
-        Route("/queue", list_shares, methods=["GET"]),
-        Route("/queue/{ref}", show, methods=["GET"]),
-        Route("/stats", stats, methods=["GET"]),
-        Route("/spent/{nullifier}", spent, methods=["GET"]),
-        Route("/actions", actions, methods=["GET"]),
-        Route("/chain/rescan", rescan, methods=["GET"]),
-        *more_routes,
-    ]
+    handlers: dict[str, Handler] = {
+        "/queue": list_shares,
+        "/queue/{ref}": show,
+        "/stats": stats,
+        "/spent/{nullifier}": spent,
+        "/actions": actions,
+        "/chain/rescan": rescan,
+    }
+    routes = [*_json_routes("GET", handlers), *more_routes]
     return json_application(routes, {UsageError: _handle_usage_error, HelperError: _handle_error})
+
+
+def _json_routes(method: str, handlers: Mapping[str, Handler]) -> list[Route]:
+    """Routes by path, each of which responds with a document or with plain values."""
+
+    def create_route(path: str, handler: Handler) -> Route:
+        async def respond(request: Request) -> Response:
+            result = await handler(request)
+            return JsonResponse(result if isinstance(result, dict) else to_json(result))
+
+        return Route(path, respond, methods=[method])
+
+    return [create_route(path, handler) for path, handler in handlers.items()]
 
 
 async def _handle_usage_error(_request: Request, error: Exception) -> Response:
@@ -149,14 +158,11 @@ def rounds_route(
         source: `source` in the response.
     """
 
-    async def all_rounds(_request: Request) -> Response:
-        states = await rounds()
-        counts = await queue.count_shares()
-        return JsonResponse(
-            operator_json.rounds_json(states, counts, authentication=authentication, now=now(), source=source)
-        )
+    async def all_rounds(_request: Request) -> operator_json.RoundList:
+        states, counts = await rounds(), await queue.count_shares()
+        return operator_json.list_rounds(states, counts, authentication=authentication, now=now(), source=source)
 
-    return Route("/rounds", all_rounds, methods=["GET"])
+    return _json_routes("GET", {"/rounds": all_rounds})[0]
 
 
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
@@ -192,13 +198,19 @@ MARK_STRUCT: Final = struct.Struct(">Q8s")
 """A row's number and its checksum."""
 
 ShortText = Annotated[str, Field(max_length=64)]
-Body = TypeVar("Body", bound=BaseModel)
 
 
-class ActionFilter(BaseModel):
-    """Selects shares; an empty field matches any."""
+class ActionRequest(BaseModel):
+    """The body of a request for an action."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+Body = TypeVar("Body", bound=ActionRequest)
+
+
+class ActionFilter(ActionRequest):
+    """Selects shares; an empty field matches any."""
 
     round: ShortText = ""
     state: ShortText = ""
@@ -211,7 +223,7 @@ class ActionFilter(BaseModel):
         Raises:
             ValueError: a field is invalid; the text contains its name.
         """
-        return operator_parameters.parse_filter(self.round, self.state, self.due_before, self.stage)
+        return operator_parameters.parse_filter(self.model_dump())
 
 
 class RetryRequest(ActionFilter):
@@ -231,18 +243,14 @@ class ExportRequest(ActionFilter):
     marks: bytes | None = Field(default=None, repr=False)
 
 
-class PurgeRequest(BaseModel):
+class PurgeRequest(ActionRequest):
     """`POST /rounds/{round}/purge`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     dry_run: bool = False
 
 
-class RescanRequest(BaseModel):
+class RescanRequest(ActionRequest):
     """`POST /chain/rescan`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     first: Annotated[int, Field(ge=1, alias="from")]
 
@@ -324,25 +332,24 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
         source: `source` in the responses and the audit log.
     """
 
-    async def retry(request: Request) -> Response:
+    async def retry(request: Request) -> RetryResult:
         params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
-        selected = params.filter()
-        counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
-        return _result(RetryResult, counts, source, dry_run=params.dry_run)
+        counts = await operations.retry(actor, params.filter(), params.refs, dry_run=params.dry_run)
+        return RetryResult(source=source, dry_run=params.dry_run, **counts)
 
-    async def export(request: Request) -> Response:
+    async def export(request: Request) -> ExportRecord:
         params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
         selected = params.filter()
         if params.marks is None:
             counts = await operations.record_export(actor, selected, params.named, params.shares)
-            return _result(ExportRecord, counts, source)
+            return ExportRecord(source=source, dry_run=False, **counts)
         if len(params.marks) % MARK_STRUCT.size:
             raise HTTPException(400, f"marks: must be a multiple of {MARK_STRUCT.size} bytes")
         marks = [(number, check) for number, check in MARK_STRUCT.iter_unpack(params.marks)]
         counts = await operations.move_shares(actor, selected, params.named, marks)
-        return _result(ExportRecord, counts, source)
+        return ExportRecord(source=source, dry_run=False, **counts)
 
-    async def import_shares(request: Request) -> Response:
+    async def import_shares(request: Request) -> ImportSummary:
         actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
         chunks = _read_chunks(request)
         try:
@@ -351,26 +358,28 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
             async for _ in chunks:
                 pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
-        return _result(ImportSummary, {**counts, "left": left}, source, dry_run=dry_run)
+        facts: dict[str, Any] = {**counts, "left": left}
+        return ImportSummary(source=source, dry_run=dry_run, **facts)
 
-    async def purge(request: Request) -> Response:
+    async def purge(request: Request) -> PurgeResult:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
         round_id = operator_parameters.parse_round(request.path_params["round"])
         counts = await operations.purge(actor, round_id, dry_run=params.dry_run)
-        return _result(PurgeResult, counts, source, dry_run=params.dry_run)
+        return PurgeResult(source=source, dry_run=params.dry_run, **counts)
 
-    async def rescan(request: Request) -> Response:
+    async def rescan(request: Request) -> operator_json.RescanState:
         params, actor = await _read_json(request, RescanRequest), await identify_actor(request, source)
         ledger, latest = await operations.rescan(actor, params.first)
-        return JsonResponse(operator_json.rescan_json(ledger, latest, source=source))
+        return operator_json.describe_rescan(ledger, latest, source=source)
 
-    return [
-        Route("/queue/retry", retry, methods=["POST"]),
-        Route("/queue/export", export, methods=["POST"]),
-        Route("/queue/import", import_shares, methods=["POST"]),
-        Route("/rounds/{round}/purge", purge, methods=["POST"]),
-        Route("/chain/rescan", rescan, methods=["POST"]),
-    ]
+    handlers: dict[str, Handler] = {
+        "/queue/retry": retry,
+        "/queue/export": export,
+        "/queue/import": import_shares,
+        "/rounds/{round}/purge": purge,
+        "/chain/rescan": rescan,
+    }
+    return _json_routes("POST", handlers)
 
 
 async def identify_actor(request: Request, source: Source) -> Actor:
@@ -388,13 +397,6 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _result(
-    kind: Callable[..., ActionResult], facts: Mapping[str, Any], source: Source, *, dry_run: bool = False
-) -> Response:
-    """The response with the result of an action, or with the expected result of a dry run."""
-    return JsonResponse(to_json(kind(source=source, dry_run=dry_run, **facts)))
 
 
 async def _read_chunks(request: Request) -> AsyncIterator[bytes]:

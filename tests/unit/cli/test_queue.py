@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from helper.cli.terminal import emit_table
+from helper.core.json_records import to_json
 from helper.errors import StoreCorrupt
 from helper.observability.queue_snapshot import QueueSnapshot, RoundSnapshot, ShareCounts, stats_json
-from helper.server import operator_json
+from helper.server.operator_json import ShareList, ShareRow, tell_story
 from tests.support.service_state import partial_state
 from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import read_json, run_command
@@ -48,10 +49,9 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
         yield serving
 
 
-LIST_RESPONSE = operator_json.list_json(
-    [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon"
-)
-SHOW_RESPONSE = operator_json.share_details_json(STORY, source="daemon")
+ENTRIES = [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)]
+LIST_RESPONSE = to_json(ShareList(source="daemon", shares=[ShareRow.of(entry) for entry in ENTRIES]))
+SHOW_RESPONSE = to_json(tell_story(STORY, source="daemon"))
 COUNTS = ShareCounts(total=3, received=3)
 STATS_RESPONSE = stats_json(
     QueueSnapshot(at=0.0, total=COUNTS, rounds=[RoundSnapshot(round_id=ROUND_ID.hex(), counts=COUNTS)]),
@@ -104,7 +104,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
 @pytest.mark.parametrize(
     ("status", "body", "code"),
     [
-        (404, operator_json.list_json([], source="daemon"), 5),
+        (404, to_json(ShareList(source="daemon", shares=[])), 5),
         (400, {"status": "error", "error": "state must be one of"}, 2),
         (500, {"status": "error", "error": "internal error"}, 1),
         (200, b"<html>", 1),

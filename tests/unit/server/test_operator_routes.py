@@ -9,7 +9,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.server import operator_json, operator_parameters
+from helper.server import operator_parameters
+from helper.server.operator_json import tell_story
 from helper.server.operator_routes import create_operator_app
 from helper.store.models import (
     DamagedShare,
@@ -176,8 +177,8 @@ async def test_queue_show_has_times_attempts_and_transaction(operator_client: Op
 @pytest.mark.rule("R3")
 async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
-    assert operator_json.share_details_json(at_the_end, source="file")["cannot_count"] is True
-    assert operator_json.share_details_json(at_the_end, source="file")["transaction"] is None
+    story = tell_story(at_the_end, source="file")
+    assert (story.cannot_count, story.transaction) == (True, None)
 
 
 async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helper.cli.queue import print_story
+from helper.core.json_records import to_json
 from helper.core.share import ShareState
-from helper.server.operator_json import share_details_json
+from helper.server.operator_json import tell_story
 from helper.store.models import QueueEntry, ShareDetails
 
 END = 1_795_270_000
@@ -43,7 +44,7 @@ def make_details(state: ShareState, due: float, vote_end_time: int | None = END)
 def test_queue_show_has_time_of_next_attempt(
     details: ShareDetails, next_attempt: float | None, text: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    response = share_details_json(details, source="daemon")
+    response = to_json(tell_story(details, source="daemon"))
     assert response["next_attempt"] == next_attempt
     print_story(response)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next attempt")]
