@@ -41,7 +41,7 @@ from helper.operations.archived_objects import StoredAudit
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
-from helper.server.health_routes import CheckRunner, create_metrics_server, health_routes
+from helper.server.health_routes import METRICS_LIMITS, CheckRunner, create_metrics_app, health_routes
 from helper.server.listening import (
     GROUP_MODE,
     Server,
@@ -234,7 +234,7 @@ class Listeners:
         from helper.observability.metrics import Metrics  # noqa: PLC0415
 
         metrics = Metrics(self._stats, self._read_for_scrape, refusals=self._refusals, clock=self._clock)
-        return create_metrics_server(metrics, self._run_checks)
+        return Server(Edge(create_metrics_app(metrics, self._run_checks)), METRICS_LIMITS)
 
     def _bind_metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics

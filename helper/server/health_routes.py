@@ -22,8 +22,7 @@ from helper.core.refusals import RETRY_AFTER_SECONDS
 from helper.core.text_forms import is_loopback
 from helper.observability.service_state import Check, all_passed, format_checks
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.edge import Edge, error_response, json_application
-from helper.server.listening import Server
+from helper.server.edge import error_response, json_application
 from helper.server.openapi import ApiRoute, Operation
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ LIVE_PATH: Final = "/livez"
 READY_PATH: Final = "/readyz"
 METRICS_PATH: Final = "/metrics"
 METRICS_LIMITS: Final = ConnectionLimits(max_connections=32, eviction_seconds=0.5)
-"""Limits of the listener: sufficient for a few scrapers, and leaves file descriptors to wallets.
+"""Limits of the metrics listener: sufficient for a few scrapers, and leaves file descriptors to wallets.
 
 A scraper sends its request at once, so a slower connection may be closed for a new one soon.
 """
@@ -118,8 +117,3 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
     return LoopbackHostMiddleware(
         json_application([Route(METRICS_PATH, scrape, methods=["GET"]), *health_routes(run_checks)])
     )
-
-
-def create_metrics_server(metrics: Metrics, run_checks: CheckRunner) -> Server:
-    """Create the server of the metrics listener. At its limit of connections, it closes the slowest ones."""
-    return Server(Edge(create_metrics_app(metrics, run_checks)), METRICS_LIMITS)

@@ -102,7 +102,9 @@ def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable
         authorized_roles: holders whose tokens are configured.
     """
     configured = frozenset(authorized_roles)
-    described = [(path, route) for path, route in _described_routes(routes) if _is_enabled(route.operation, configured)]
+    # the operations of operators are disabled without a token
+    excluded = {"operators"} - configured
+    described = [each for each in _described_routes(routes) if each[1].operation.authorized_role not in excluded]
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
@@ -133,17 +135,6 @@ def _described_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRou
             yield from ((route.path + path, inner) for path, inner in _described_routes(route.routes))
 
 
-def _is_enabled(operation: Operation, configured: frozenset[TokenHolder]) -> bool:
-    """Whether the operation can be used: those of operators are disabled without a token."""
-    return operation.authorized_role != "operators" or operation.authorized_role in configured
-
-
-def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -> str | None:
-    """The name of the security scheme; None if no token is required."""
-    role = operation.authorized_role
-    return None if role is None or role not in configured else _SCHEMES[role][0]
-
-
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
     own_types = [kind for operation in operations for kind in (operation.response, operation.error)]
@@ -157,7 +148,8 @@ def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], 
 def _describe_operation(
     path: str, operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[TokenHolder]
 ) -> dict[str, Any]:
-    scheme = _security_scheme(operation, configured)
+    role = operation.authorized_role
+    scheme = None if role is None or role not in configured else _SCHEMES[role][0]
     statuses = sorted({*COMMON_ERROR_STATUSES, *operation.refusals, *((401,) if scheme else ())})
     success = {operation.media_type: {"schema": schema_of(operation.response)}}
     errors = {

@@ -504,7 +504,7 @@ class Request:
             raise ValueError("a header of the response has a line end")
         self._body_left, self._is_chunked = length, is_chunked
         self.has_response_begun = True
-        connection.begin_responding()
+        connection.move(State.RESPONDING)
         return head
 
     def _write(self, connection: Connection, part: bytes) -> None:
@@ -559,7 +559,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         self._unsent_bytes = 0  # when `_stall` was set
         self._sent: asyncio.Event | None = None  # set when there are none any more; None if nothing waits for that
 
-    def _move(self, state: State) -> None:
+    def move(self, state: State) -> None:
         """Change the state.
 
         Raises:
@@ -689,7 +689,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             if self._state is State.IDLE:
                 self.is_idle, self.started_at = False, self._loop.time()
             if self._state in _BEFORE_HEAD:
-                self._move(State.HEAD)
+                self.move(State.HEAD)
             try:
                 at = self._parser.feed(data, at)
             except InvalidRequestError as error:
@@ -709,7 +709,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         if self._state is State.HEAD and request is None:
             self._set_deadline(self.started_at + self.listener.limits.head_seconds)
         elif self._state is State.HEAD:
-            self._move(State.WAITING)
+            self.move(State.WAITING)
             self._set_deadline(None)
             self._run_in_turn()
         if request is not None and request.is_body_complete:
@@ -737,7 +737,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
     def run(self) -> None:
         """Call the handler, unless the request was dropped while it waited."""
         if self._state is State.WAITING and self._request is not None:
-            self._move(State.RUNNING)
+            self.move(State.RUNNING)
             self.listener.add_task(self._loop.create_task(self._handle(self._request)))
 
     async def _handle(self, request: Request) -> None:
@@ -758,10 +758,6 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ a response, and what follows it
 
-    def begin_responding(self) -> None:
-        """Note that the response begins."""
-        self._move(State.RESPONDING)
-
     def end_response(self, request: Request) -> None:
         """Continue after a complete response: with the rest of the request's body, the next request, or the end."""
         if request.is_body_complete:
@@ -771,7 +767,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         elif request.awaits_continue:
             self._close()  # the client may omit the announced body, so the next bytes are ambiguous
         else:
-            self._move(State.DRAINING)
+            self.move(State.DRAINING)
             self._discard(self.listener.limits.head_seconds if request.keep_alive else LINGER_SECONDS)
 
     def _end_request(self) -> bool:
@@ -780,7 +776,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         if request is None or not request.keep_alive or self.listener.is_stopping:
             self._close()
             return False
-        self._move(State.IDLE)
+        self.move(State.IDLE)
         self.is_idle, self.started_at = True, self._loop.time()
         self._set_deadline(self.started_at + self.listener.limits.keep_alive_seconds)
         self.adjust_reading()
@@ -905,7 +901,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
     def _end(self, state: State) -> None:
         """Drop the request and its bytes."""
         if self._state is not State.CLOSED:
-            self._move(state)
+            self.move(state)
         self._set_deadline(None)
         self._unparsed = b""
         self.listener.evictor.clear_pending(self)

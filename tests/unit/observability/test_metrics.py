@@ -29,8 +29,9 @@ from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, Q
 from helper.observability.service_state import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server import wallet_routes
-from helper.server.health_routes import METRICS_LIMITS, create_metrics_app, create_metrics_server
-from helper.server.listening import bind_tcp
+from helper.server.edge import Edge
+from helper.server.health_routes import METRICS_LIMITS, create_metrics_app
+from helper.server.listening import Server, bind_tcp
 from helper.store.models import DamagedShare, DueForecast, FailedShares
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
@@ -332,7 +333,7 @@ async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: s
     ],
 )
 async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, reached: str) -> None:
-    server = create_metrics_server(create_metrics(), list)
+    server = Server(Edge(create_metrics_app(create_metrics(), list)), METRICS_LIMITS)
     listener = bind_tcp(host, 0, section="metrics")
     port = listener.getsockname()[1]
     url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
@@ -350,10 +351,9 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /metrics HTTP/1.1\r\n"])
 async def test_metrics_held_connections_do_not_lock_out_a_scraper(
-    begin: bytes, monkeypatch: pytest.MonkeyPatch
+    begin: bytes,
 ) -> None:
-    monkeypatch.setattr("helper.server.health_routes.METRICS_LIMITS", replace(METRICS_LIMITS, eviction_seconds=0))
-    server = create_metrics_server(create_metrics(), list)
+    server = Server(Edge(create_metrics_app(create_metrics(), list)), replace(METRICS_LIMITS, eviction_seconds=0))
     listener = bind_tcp("127.0.0.1", 0, section="metrics")
     address = listener.getsockname()
     with contextlib.ExitStack() as held:

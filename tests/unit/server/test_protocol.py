@@ -91,13 +91,13 @@ class Wire:
         self.server = Server(self.edge, ConnectionLimits())
         self.connection = Connection(self.server)
         self.states = [State.NEW]
-        move = self.connection._move
+        move = self.connection.move
 
         def record(state: State) -> None:
             move(state)
             self.states.append(state)
 
-        self.connection._move = record  # type: ignore[method-assign]
+        self.connection.move = record  # type: ignore[method-assign]
         self.transport = FakeTransport(self.connection)
 
     async def deliver(self, data: bytes) -> None:
@@ -242,7 +242,7 @@ async def test_other_transitions_are_refused(state: State) -> None:
         connection = Wire().connection
         connection._state = state
         with pytest.raises(RuntimeError, match=f"from {state.name} to {following.name}"):
-            connection._move(following)
+            connection.move(following)
         assert connection._state is state
         connection.connection_lost(None)
 
