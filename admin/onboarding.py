@@ -37,8 +37,8 @@ from helper.core.refusals import TemporaryRefusal, find_refusal
 from helper.core.text_forms import Network
 from helper.errors import ClientLeft, StoreError
 from helper.runtime.supervisor import AuxiliaryTasks
-from helper.server.body_reader import AsgiBody, BodyReader
-from helper.server.edge import JsonResponse, error_response, http_error_text, log_refusal, request_id_of
+from helper.server.body_reader import BodyReader
+from helper.server.edge import JsonResponse, error_response, http_error_text, log_refusal, request_id_of, request_of
 from helper.server.openapi import ApiRoute
 
 log = structlog.get_logger("helper.admin")
@@ -122,7 +122,7 @@ class AdminRoutes:
 
     async def sign_config_entry(self, request: Request) -> Response:
         """Return what a manager signs for an entry of the configuration. Nothing is stored."""
-        body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
+        body = await self._body_reader.read(request_of(request.scope))
         try:
             message = parse_entry(body)
         except InvalidConfigError as error:
@@ -141,7 +141,7 @@ class AdminRoutes:
         network = client_network(peer, request.scope["headers"], self._trusted_networks)
         if (wait := self._limit.take(network, self._clock.monotonic())) > 0:
             return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-        body = await self._body_reader.read(AsgiBody(request.scope, request.receive))
+        body = await self._body_reader.read(request_of(request.scope))
         try:
             result = await self._registry.register(body, production=self._ui.mode == "production", network=network)
         except (RegistrationError, SignatureRefusedError) as error:

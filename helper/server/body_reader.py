@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope
 
 from helper.core.refusals import Situation, TemporaryRefusal
-from helper.errors import ClientLeft
 from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
+from helper.server.protocol import Request
 
 BODY_TIMEOUT_SECONDS: Final = 30.0
 """Maximum seconds to receive a body, from its start: as long as a vote-sdk node, and as a wallet waits for a share."""
@@ -33,51 +32,6 @@ MAX_BUFFERED_BYTES: Final = 24 << 20
 
 CLOSE_HEADERS: Final = {"Connection": "close"}
 """Sent when a body was not read completely: the connection cannot be reused."""
-
-
-class BodySource(Protocol):
-    """The body of a request: `helper.server.protocol.Request`, or `AsgiBody`."""
-
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Names in lower case, and values."""
-        ...
-
-    def take_body(self, max_bytes: int) -> bytes | None:
-        """The whole body, if it was received before this call and is not larger than `max_bytes`; otherwise None."""
-        ...
-
-    async def receive(self) -> tuple[bytes, bool]:
-        """The next part of the body, and whether more follows. Raises ClientLeft."""
-        ...
-
-
-class AsgiBody:
-    """The body of a request to an ASGI application.
-
-    Args:
-        scope: of the request.
-        receive: of the request; must not have been called.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        self._receive = receive
-
-    def take_body(self, max_bytes: int) -> bytes | None:  # noqa: ARG002 (required by the protocol)
-        """Return None: the body may still arrive."""
-        return None
-
-    async def receive(self) -> tuple[bytes, bool]:
-        """The next part of the body, and whether more follows.
-
-        Raises:
-            ClientLeft: the client disconnected.
-        """
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft("the client disconnected")
-        return message.get("body", b""), message.get("more_body", False)
 
 
 class BodyReader:
@@ -104,13 +58,13 @@ class BodyReader:
         self._budget = budget
         self._buffered = 0
 
-    async def read(self, source: BodySource) -> bytes:
+    async def read(self, request: Request) -> bytes:
         """Read a body for brief use: it no longer counts towards the budget on return. See `buffer_body`."""
-        async with self.buffer_body(source) as body:
+        async with self.buffer_body(request) as body:
             return body
 
     @asynccontextmanager
-    async def buffer_body(self, source: BodySource) -> AsyncIterator[bytes]:
+    async def buffer_body(self, request: Request) -> AsyncIterator[bytes]:
         """Read a body, of which nothing was read before. It counts towards the budget until exit.
 
         Raises:
@@ -118,11 +72,11 @@ class BodyReader:
             HTTPException: 413, the body is too large.
             ClientLeft: the client disconnected.
         """
-        received = source.take_body(min(self._uncounted_bytes, self._max_bytes))
+        received = request.take_body(min(self._uncounted_bytes, self._max_bytes))
         if received is not None:  # as of almost every share; a small body does not count
             yield received
             return
-        lengths = [value for name, value in source.headers if name == b"content-length"]
+        lengths = [value for name, value in request.headers if name == b"content-length"]
         if any(length.isdigit() and int(length[:20]) > self._max_bytes for length in lengths):
             raise self._too_large()
         # One buffer instead of a list: freed pieces of 16 KiB would stay in the heap, between smaller objects.
@@ -136,7 +90,7 @@ class BodyReader:
                 async with asyncio.timeout_at(min(ends_at, loop.time() + SMALL_BODY_STALL_SECONDS)) as deadline:
                     more = True
                     while more:
-                        chunk, more = await source.receive()
+                        chunk, more = await request.receive()
                         previous_size, size = size, size + len(chunk)
                         self._buffered += self._counted_bytes(size) - self._counted_bytes(previous_size)
                         if size > self._max_bytes:

@@ -79,7 +79,8 @@ _ID_BATCH: Final = 256
 """Ids generated from one read of the system's random source."""
 
 REQUEST_EXTENSION: Final = "request"
-"""Key of the connection's `Request` among the extensions in a scope. It can be aborted."""
+"""Key of the connection's `Request` among the extensions in a scope, by which an application reads the body within
+limits and aborts the response."""
 PEER_EXTENSION: Final = "peer"
 """Key of the peer's credentials (`Peer`, or None) among them."""
 
@@ -369,6 +370,12 @@ def check_token(headers: Headers, expected: str) -> None:
     name = TOKEN_HEADER.lower().encode()
     if not token_matches(next((value for each, value in headers if each == name), None), expected):
         raise HTTPException(401, f"{TOKEN_HEADER} is missing or invalid")
+
+
+def request_of(scope: Scope) -> protocol.Request:
+    """The connection's request of a request to an application."""
+    request: protocol.Request = scope["extensions"][REQUEST_EXTENSION]
+    return request
 
 
 def request_id_of(request: Request) -> str:

@@ -38,9 +38,8 @@ from helper.chain.node_http import StreamedResponse
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
-from helper.server.edge import REQUEST_EXTENSION, refusal_response, route_error_response
+from helper.server.edge import refusal_response, request_of, route_error_response
 from helper.server.openapi import ApiRoute, Operation
-from helper.server.protocol import Request
 
 log = structlog.get_logger("helper.server")
 
@@ -179,8 +178,7 @@ class Gateway:
         method, target, is_leaves = scope["method"], _target(scope), scope["raw_path"].endswith(b"/leaves")
         async with contextlib.AsyncExitStack() as stack:
             if method == "POST":
-                source: Request = scope["extensions"][REQUEST_EXTENSION]
-                body = await stack.enter_async_context(self._body_reader.buffer_body(source))
+                body = await stack.enter_async_context(self._body_reader.buffer_body(request_of(scope)))
                 token = attempt_token(scope["headers"])
                 headers = {} if token is None else {ATTEMPT_HEADER: token}
                 forwarded = ProxyRequest(method, target, body, headers, self._limits.post_seconds)
@@ -272,7 +270,7 @@ class _ForwardedRequest:
         limits: GatewayLimits,
         page_reads: _PageReads | None,
     ) -> None:
-        self._request: Request = scope["extensions"][REQUEST_EXTENSION]
+        self._request = request_of(scope)
         self._page_reads = page_reads  # if it requests a page of leaves
         self._scope = scope
         self._receive = receive

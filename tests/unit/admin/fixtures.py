@@ -8,10 +8,11 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import httpx
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from admin import account_keys
 from admin.admin_database import AdminStore
@@ -25,7 +26,9 @@ from helper.chain.chain_data import OptionTotal, Round, RoundList, parse_round, 
 from helper.chain.rest_client import ChainClient
 from helper.core.text_forms import Network
 from helper.errors import ChainResponseError, ChainUnavailable
+from helper.server.edge import REQUEST_EXTENSION, Edge
 from tests.support.clock import FakeClock
+from tests.support.edge_client import create_edge_client
 
 T = TypeVar("T")
 NOW = 1_795_268_000
@@ -150,9 +153,10 @@ class AdminStack:
         return self.addresses[host]
 
     def create_client(self, address: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=httpx.ASGITransport(self._app, client=(address, 1234)), base_url="http://helper"
-        )
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app({**scope, "client": (address, 1234)}, receive, send)
+
+        return create_edge_client(Edge(serve))
 
     async def register_from(self, address: str, body: Any, **headers: str) -> httpx.Response:
         """Register from this address; advances the clock so that no client reaches its rate limit."""
@@ -173,15 +177,13 @@ class AdminStack:
         self.clock.advance(10)  # as in `register`
         self.clock.set_wall_clock(-10)
 
-        async def receive() -> Message:
-            return {"type": "http.request", "body": body}
-
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
         scope = {"type": "http", "method": "POST", "path": "/register-validator", "headers": [], "query_string": b""}
-        await self._app(scope, receive, send)
+        request = SimpleNamespace(take_body=lambda _: body)
+        await self._app({**scope, "extensions": {REQUEST_EXTENSION: request}}, cast("Receive", None), send)
         (status,) = statuses
         return status
 

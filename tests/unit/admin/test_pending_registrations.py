@@ -346,6 +346,7 @@ async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: P
     script = f"""
 import asyncio, builtins, json, sys, threading, time
 from pathlib import Path
+from types import SimpleNamespace
 from admin.onboarding import AdminService
 from admin.api_models import UiConfig
 from helper.clock import SystemClock
@@ -354,12 +355,10 @@ async def main():
     service = AdminService(db_path=Path({str(tmp_path / "admin.db")!r}), config_url="", ui=UiConfig(), chain=None,
                            get_chain_facts=None, clock=SystemClock())
     messages = []
-    async def receive():
-        return {{"type": "http.request", "body": {body.encode()!r}}}
     async def send(message):
         messages.append(message)
     scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "root_path": "/api", "headers": [],
-              "query_string": b""}}
+              "query_string": b"", "extensions": {{"request": SimpleNamespace(take_body=lambda _: {body.encode()!r})}}}}
     async with service.open_store():
         imported, on_loop = set(sys.modules), []
         import_module = builtins.__import__
@@ -370,7 +369,7 @@ async def main():
                 on_loop.append(name)
             return module
         builtins.__import__ = watch
-        await service.mount.app(scope, receive, send)
+        await service.mount.app(scope, None, send)
         builtins.__import__ = import_module
     assert "admin.account_keys" in set(sys.modules) - imported
     print(json.dumps([messages[0]["status"], on_loop]))

@@ -16,13 +16,14 @@ from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest import payload
 from helper.server.body_reader import BodyReader
 from helper.server.gateway_routes import BODY_SECONDS
+from helper.server.protocol import Request
 from tests.simulation.virtual_loop import SimLoop
 from tests.unit.ingest.admission_fixtures import create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
 
-class FakeSource:
-    """A body whose parts arrive when they are awaited."""
+class FakeRequest(Request):
+    """A request with a body whose parts arrive when they are awaited."""
 
     def __init__(self, *parts: bytes, received: bytes | None = None) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -37,17 +38,17 @@ class FakeSource:
 
 
 async def test_body_reader_joins_chunks() -> None:
-    assert await BodyReader().read(FakeSource(b"ab", b"", b"c")) == b"abc"
+    assert await BodyReader().read(FakeRequest(b"ab", b"", b"c")) == b"abc"
 
 
 async def test_body_reader_received_small_body_needs_no_wait() -> None:
-    source = FakeSource(b"from the wire", received=b"here")
+    source = FakeRequest(b"from the wire", received=b"here")
     assert await BodyReader(uncounted_bytes=3).read(source) == b"from the wire", "a large body is counted as it arrives"
     assert await BodyReader().read(source) == b"here"
 
 
 async def test_body_reader_endless_body_is_refused() -> None:
-    source = FakeSource(*[b" " * 65_536] * 1000)
+    source = FakeRequest(*[b" " * 65_536] * 1000)
     with pytest.raises(HTTPException) as caught:
         await BodyReader().read(source)
     assert (caught.value.status_code, caught.value.headers) == (413, {"Connection": "close"})
@@ -64,7 +65,7 @@ async def test_body_reader_two_mebibytes_are_refused() -> None:
 
 
 async def test_body_reader_large_content_length_is_refused_unread() -> None:
-    source = FakeSource()
+    source = FakeRequest()
     source.headers = [(b"content-length", b"%d" % (payload.MAX_SHARE_BODY_BYTES + 1))]
     with pytest.raises(HTTPException) as caught:
         await BodyReader().read(source)
@@ -102,7 +103,7 @@ def time_body(arrivals: Iterable[Arrival], **settings: Any) -> tuple[bool, float
             await asyncio.sleep(seconds)
             return b"x" * size, size > 0
 
-        source = FakeSource()
+        source = FakeRequest()
         source.receive = receive  # type: ignore[method-assign]
         try:
             await BodyReader(**settings).read(source)
@@ -141,10 +142,10 @@ def test_body_reader_slow_large_body_is_cut_off_after_8_seconds(size: int, rate:
 async def test_body_reader_total_budget_is_enforced() -> None:
     reader = BodyReader(budget=100, uncounted_bytes=0)
     with pytest.raises(TemporaryRefusal) as caught:
-        await reader.read(FakeSource(b" " * 60, b" " * 60))
+        await reader.read(FakeRequest(b" " * 60, b" " * 60))
     assert caught.value.situation is Situation.TOO_MANY_REQUESTS
     # The rejected body has released its memory.
-    assert len(await reader.read(FakeSource(b" " * 90))) == 90
+    assert len(await reader.read(FakeRequest(b" " * 90))) == 90
 
 
 async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
@@ -161,30 +162,30 @@ async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
             await anyio.sleep_forever()
             raise AssertionError
 
-        source = FakeSource()
+        source = FakeRequest()
         source.receive = receive  # type: ignore[method-assign]
         group.start_soon(reader.read, source)
         await started.wait()
-        assert len(await reader.read(FakeSource(b" " * 5, b" " * 5))) == 10
+        assert len(await reader.read(FakeRequest(b" " * 5, b" " * 5))) == 10
         with pytest.raises(TemporaryRefusal) as caught:
-            await reader.read(FakeSource(b" " * 5, b" " * 6))
+            await reader.read(FakeRequest(b" " * 5, b" " * 6))
         assert caught.value.situation is Situation.TOO_MANY_REQUESTS
         group.cancel_scope.cancel()
-    assert len(await reader.read(FakeSource(b" " * 110))) == 110, "an abandoned reservation is released"
+    assert len(await reader.read(FakeRequest(b" " * 110))) == 110, "an abandoned reservation is released"
 
 
 async def test_body_reader_body_counts_until_exit() -> None:
     reader = BodyReader(budget=40, uncounted_bytes=10)
-    async with reader.buffer_body(FakeSource(b"x" * 50)) as body:
+    async with reader.buffer_body(FakeRequest(b"x" * 50)) as body:
         assert body == b"x" * 50
         with pytest.raises(TemporaryRefusal) as refused:
-            await reader.read(FakeSource(b"x" * 11))
+            await reader.read(FakeRequest(b"x" * 11))
         assert refused.value.situation is Situation.TOO_MANY_REQUESTS
-        assert await reader.read(FakeSource(b"x" * 10)) == b"x" * 10
+        assert await reader.read(FakeRequest(b"x" * 10)) == b"x" * 10
     with pytest.raises(ZeroDivisionError):
-        async with reader.buffer_body(FakeSource(b"x" * 50)):
+        async with reader.buffer_body(FakeRequest(b"x" * 50)):
             raise ZeroDivisionError
-    assert await reader.read(FakeSource(b"x" * 50)) == b"x" * 50
+    assert await reader.read(FakeRequest(b"x" * 50)) == b"x" * 50
 
 
 async def test_shares_large_bodies_count_until_response() -> None:
