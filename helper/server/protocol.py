@@ -785,7 +785,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
     @property
     def held_bytes(self) -> int:
         """Bytes that wait because of the client, with those that the kernel may have received."""
-        return self.transport.get_write_buffer_size() + len(self._unparsed) + 2 * RECEIVE_BUFFER_BYTES
+        return self.transport.get_write_buffer_size() + len(self._unparsed) + RECEIVE_BUFFER_BYTES
 
     def adjust_reading(self) -> None:
         """Read from the transport only while the bytes can be used, so that the client cannot make them many."""

@@ -83,9 +83,9 @@ async def test_body_reader_largest_body_is_read() -> None:
 
 async def test_body_reader_counts_each_byte_of_a_body_without_a_length() -> None:
     reader = BodyReader(max_bytes=10)
-    assert await reader.read(FakeSource(b"x" * 9, b"x")) == b"x" * 10
+    assert await reader.read(FakeRequest(b"x" * 9, b"x")) == b"x" * 10
     with pytest.raises(HTTPException, match="larger than 10 bytes"):
-        await reader.read(FakeSource(b"x" * 10, b"x"))
+        await reader.read(FakeRequest(b"x" * 10, b"x"))
 
 
 Arrival = tuple[float, int]

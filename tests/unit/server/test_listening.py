@@ -563,7 +563,7 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
 
 
 async def test_requests_behind_the_current_one_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", 5 * 2 * RECEIVE_BUFFER_BYTES)
+    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", 5 * RECEIVE_BUFFER_BYTES)
     monkeypatch.setattr("helper.server.listening.STOP_GRACE_SECONDS", 0)
     async with run_server(ConnectionLimits()) as port, contextlib.AsyncExitStack() as closing:
         pipelines = []
