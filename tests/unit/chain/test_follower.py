@@ -475,17 +475,20 @@ async def test_sent_reveal_check_queries_spent_nullifiers() -> None:
     assert reveal(3).nullifier.hex() not in requests
 
 
-async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
+@pytest.mark.parametrize("others", [(), ("other",)])
+async def test_history_is_not_skipped_before_sent_reveals_are_checked(others: tuple[str, ...]) -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest_height = 995
-    env.add_reveal(500, 1)
+    nodes = [env.node, *env.configure_nodes(*others, rpc=False)]
+    for node in nodes:
+        node.lowest_height = 995
+        node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
     env.store.add_sent(sent_reveal(1))
-    env.node.faults["/tx/"] = lambda _: json_response(502, {"error": "no consensus"})
+    nodes[-1].faults["/tx/"] = lambda _: json_response(502, {"error": "no consensus"})
     await env.sync_rounds()
     with pytest.raises(ChainError, match="too few nodes responded"):
         await env.follow()
     assert env.unread == [(101, 994)]
-    env.node.faults.clear()
+    nodes[-1].faults.clear()
     env.clock.advance(5)
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 1000)

@@ -640,10 +640,10 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(
     assert problem in env.registry.unconfirmed_reports()[ROUND_ID]
     await env.sync_later(10)
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
-    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((300, 300),)))
+    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((56, 56),)))
     await env.sync()
-    assert env.registry.frozen_reason(ROUND_ID) is not None, "blocks since the round's creation are unread"
-    record_block(env.registry, VOTE_END + 1)
+    assert env.registry.frozen_reason(ROUND_ID) is not None, "the first block after the round's creation is unread"
+    record_block(env.registry, VOTE_END + 1, Ledger(1, 1000, ((55, 55), (401, 401))))
     await env.advance_blocks(4)
     revision = env.registry.revision
     with capture_logs() as logs:
