@@ -82,7 +82,7 @@ def test_db_migrate_backs_up_first_and_can_be_restored(
     ("arguments", "code"),
     [
         (["--yes"], 2),
-        (["--yes", "--no-backup", "--backup", "b.age"], 2),
+        (["--yes", "--no-backup", "--backup", "b.age", "--recipient", "age1x"], 2),
         (["--no-backup"], 2),  # confirmation requires a terminal
         (["--yes", "--no-backup", "--db", "none.db"], 5),
     ],

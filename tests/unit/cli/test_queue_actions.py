@@ -202,15 +202,20 @@ def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys
 # ---------------------------------------------------------------------- purges
 
 
-def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_purge_closed_round_deletes_it(
+    daemon_with_shares: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def close(harness: OperationsHarness) -> None:
         harness.rounds.closed.add(ROUND_ID)
         await harness.store.run_batches(rounds.fail_unconfirmed, ROUND_ID, note="closed")
         await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 
     daemon_with_shares.run(close)
-    assert run_command("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
-    assert capsys.readouterr().out == "4 failed would be deleted with their round\n"
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    for options, code in ((["--dry-run"], 0), ([], 1)):
+        assert run_command("queue", "purge", "--round", ROUND_ID.hex(), *options) == code
+        assert capsys.readouterr().out == "4 failed would be deleted with their round\n"
     assert run_command("queue", "purge", "--round", ROUND_ID.hex().upper(), "--yes", "--json") == 0
     assert read_json(capsys)["failed"] == 4
     assert read_states(capsys) == {}

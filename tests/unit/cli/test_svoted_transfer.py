@@ -142,7 +142,8 @@ def test_import_from_svoted_reads_standard_input(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("queue.json",), 4, "other users can access queue.json (mode 644)"),
+        (("queue.json",), 4, "other users can access queue.json (mode 640)"),
+        (("others.json",), 4, "other users can access others.json (mode 604)"),
         (("none.json",), 5, "none.json does not exist"),
         (("queue.json", "x.age"), 2, "specify either"),
     ],
@@ -150,7 +151,9 @@ def test_import_from_svoted_reads_standard_input(
 def test_unusable_source_is_refused(
     arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_file(*waiting_rows(), mode=0o644)
+    write_file(*waiting_rows(), mode=0o604)
+    FILE.rename("others.json")
+    write_file(*waiting_rows(), mode=0o640)
 
     assert run_command(*IMPORT, *arguments, "--yes") == code
 

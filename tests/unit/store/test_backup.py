@@ -438,8 +438,9 @@ async def test_restore_with_orphaned_wal_does_not_apply_it(store: SqliteStore, p
         restore_database(image, path, set_aside=False)
 
 
+@pytest.mark.parametrize("step", ["_set_aside", "_replace_file"])
 async def test_open_after_interrupted_restore_is_refused(
-    store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     image = await image_with_shares(store, path, 1)
     await store.close()
@@ -448,7 +449,7 @@ async def test_open_after_interrupted_restore_is_refused(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("helper.store.backup._replace_file", breaks)
+        patch.setattr(f"helper.store.backup.{step}", breaks)
         with pytest.raises(BackupError, match="Input/output"):
             restore_database(image, path, set_aside=True)
     with pytest.raises(StoreCorrupt, match="interrupted"):

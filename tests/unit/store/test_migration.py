@@ -535,16 +535,25 @@ async def test_erase_migrated_source_allows_migration_back(filled: BackendPair, 
     await open_store(source)
 
 
-async def test_undo_removes_mark_when_copy_is_lost(filled: BackendPair, open_store: OpenStore) -> None:
+async def test_undo_removes_mark_when_copy_is_lost(
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = filled
     migrate(source, target)
     with pytest.raises(StoreMoved):
         migrate(source, target)
-    endpoint = create_endpoint(source)
+    endpoint, other = create_endpoint(source), create_endpoint(source)
     assert read_moved_mark(endpoint).other == create_endpoint(target).label
-    undo_copy(endpoint)
+    lock = endpoint.lock_exclusive
+
+    def lock_after_undo() -> None:
+        undo_copy(other)
+        other.close()
+        lock()
+
+    monkeypatch.setattr(endpoint, "lock_exclusive", lock_after_undo)
     with pytest.raises(StoreForeign, match="not marked"):
-        undo_copy(endpoint)
+        erase_source(endpoint)
     endpoint.close()
     await open_store(source)
 
