@@ -96,6 +96,11 @@ async def test_reveal_gets_a_minute_and_other_calls_do_not(monkeypatch: pytest.M
     assert (late.verdict, late.may_be_sent, late.log) == (Verdict.AMBIGUOUS, True, "no response within 0.06 s")
 
 
+async def test_acceptance_of_another_transaction_is_ambiguous() -> None:
+    client = create_client(json_response(200, {"tx_hash": "AB" * 32, "code": 0}))
+    assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+
+
 @pytest.mark.rule("N16")
 def test_outcome_unknown_to_the_node_is_ambiguous() -> None:
     tx_hash = MESSAGE.tx_hash().hex().upper()

@@ -43,7 +43,6 @@ from tests.unit.chain.fakes import (
         (b"", "the response is empty"),
         (b'{"rounds":[{"vote_round_id":"eob', "not valid JSON"),
         (b"[]", "expected an object, got a list"),
-        (b"null", "expected an object, got null"),
         (b'{"rounds":{}}', "expected a list, got an object"),
         (b'{"rounds":[7]}', "expected an object, got a number"),
         (b'{"rounds":"\xff\xfe"}', "not valid JSON"),
