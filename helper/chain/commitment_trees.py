@@ -14,9 +14,10 @@ round's end. A round whose tree cannot be synchronized does not delay others.
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -25,10 +26,10 @@ import anyio
 import structlog
 
 from helper.chain.agreement import agreed
-from helper.chain.chain_data import Anchor, Round
+from helper.chain.chain_data import Anchor, LeafBlock, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
-from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient
+from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient, LeafReading
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.core.refusals import PauseCause, PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
@@ -46,6 +47,8 @@ WAKES_PER_ITERATION: Final = 16
 """Requests that continue in one iteration of the event loop after a sync. One takes about 0.1 ms."""
 MAX_ANCHORS: Final = 64
 """Maximum number of recent agreed roots in memory."""
+MAX_READ_SECONDS: Final = 2.0
+"""Seconds after which other nodes are asked although a node's leaves are not complete; the next sync continues."""
 _MAX_BACKOFF_SECONDS: Final = 30.0
 _MAX_CONTRADICTIONS: Final = 2
 """Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a block
@@ -83,14 +86,13 @@ class Branch:
         if state.root not in self.roots:
             self.roots.append(state.root)
 
-    async def extend(self, client: ChainClient, round_id: bytes, state: Anchor) -> None:
-        """Append the leaves up to a node's root.
+    async def extend(self, blocks: Sequence[LeafBlock], round_id: bytes, state: Anchor) -> None:
+        """Append a node's leaves up to its root.
 
         Raises:
             ChainResponseError: the node's leaves do not match its root; the tree is unchanged.
         """
         before = len(self.tree)
-        blocks = await client.leaves(round_id, self.next_height, state.height, max_count=state.size - before)
         try:
             leaves = b"".join(block.leaves for block in blocks)
             if (count := before + len(leaves) // 32) != state.size:
@@ -114,6 +116,7 @@ class RoundTree:
         trunk: the tree that was followed first; it contains the agreed leaves.
         agreed: the newest agreed root, None before the first. Only its leaves are stored.
         forks: other trees that contain the agreed leaves, by the name of the node that serves it.
+        readings: leaves of nodes that are not complete yet, by node and whether they are for a new fork.
         anchors: recent agreed roots, by height.
         stored_leaves: number of stored leaves.
         stored_height: the height up to which leaves are stored.
@@ -123,6 +126,7 @@ class RoundTree:
     trunk: Branch
     agreed: Anchor | None = None
     forks: dict[str, Branch] = field(default_factory=dict)
+    readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
     anchors: dict[int, Anchor] = field(default_factory=dict)
     stored_leaves: int = 0
     stored_height: int = 0
@@ -133,26 +137,33 @@ class RoundTree:
         """The trunk and the forks."""
         return [self.trunk, *self.forks.values()]
 
-    async def follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor) -> None:
+    def branch_of(self, node: str) -> Branch:
+        """The tree that a node serves, as far as it is known."""
+        return self.forks.get(node, self.trunk)
+
+    async def follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor, seconds: float) -> bool:
         """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
+
+        Returns:
+            Whether the tree has this root now; otherwise reading its leaves takes longer than `seconds`, and continues
+            with the next call.
 
         Raises:
             ChainResponseError: the root contradicts the agreed tree or the node's own leaves.
         """
-        branch = self.forks.get(name, self.trunk)
+        branch = self.branch_of(name)
         for known in dict.fromkeys((self.trunk, branch)):
             if await known.contains(state):
                 known.confirm(state)
                 if known is self.trunk:
                     self.forks.pop(name, None)
-                return
+                return True
         size = self.agreed.size if self.agreed is not None else 0
         if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
             raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
         if state.size > len(branch.tree):
             try:
-                await branch.extend(client, known_round.round_id, state)
-                return
+                return await self._extend(branch, known_round.round_id, client, state, seconds)
             except InvalidResponse:
                 raise
             except ChainResponseError:
@@ -161,8 +172,29 @@ class RoundTree:
         # The leaves that are not agreed, or damaged ones from the store, differ from this node's.
         next_height = known_round.created_at_height if self.agreed is None else self.agreed.height + 1
         fork = Branch(await anyio.to_thread.run_sync(_truncate, self.trunk.tree, size), next_height)
-        await fork.extend(client, known_round.round_id, state)
+        if not await self._extend(fork, known_round.round_id, client, state, seconds):
+            return False
         self.forks[name] = fork
+        return True
+
+    async def _extend(
+        self, branch: Branch, round_id: bytes, client: ChainClient, state: Anchor, seconds: float
+    ) -> bool:
+        """Read a node's leaves, and append them to a branch once they are complete. Returns whether they are."""
+        key = client.name, branch is not self.branch_of(client.name)
+        reading = self.readings.get(key)
+        if reading is None or reading.first != max(1, branch.next_height):
+            reading = self.readings[key] = LeafReading(max(1, branch.next_height))
+        try:
+            max_count = state.size - len(branch.tree)
+            if not await client.read_leaves(round_id, reading, state.height, max_count=max_count, seconds=seconds):
+                return False
+            await branch.extend(reading.blocks, round_id, state)
+        except ChainResponseError:
+            del self.readings[key]
+            raise
+        del self.readings[key]
+        return True
 
     async def agree(self, store: Store, round_id: bytes, anchor: Anchor) -> None:
         """Record a newer agreed root, and drop what contradicts it."""
@@ -314,7 +346,7 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         if round_tree is None or any(anchor.root == root for anchor in round_tree.anchors.values()):
             return True
-        return root in round_tree.forks.get(node, round_tree.trunk).roots
+        return root in round_tree.branch_of(node).roots
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
@@ -471,7 +503,10 @@ class CommitmentTreeSync:
             if state.height > node.height + LEAF_WINDOW_BLOCKS:
                 # Leaves would be requested for every block up to that height.
                 raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
-            await round_tree.follow(known_round, node.name, node.client, state)
+            is_only = len(self._node_pool.usable_nodes) == 1
+            seconds = math.inf if is_only else MAX_READ_SECONDS
+            if not await round_tree.follow(known_round, node.name, node.client, state, seconds):
+                return False
         except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.
         except ChainResponseError:

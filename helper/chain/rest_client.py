@@ -5,9 +5,10 @@ Only `broadcast` and `tx` concern a single share: `broadcast` publishes it, and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import anyio
@@ -93,6 +94,27 @@ def refusal_of_height(message: str) -> InvalidResponse | HeightPrunedError:
     return HeightPrunedError(message) if _LOWEST_HEIGHT_PATTERN.search(message) else InvalidResponse(message)
 
 
+@dataclass(slots=True)
+class LeafReading:
+    """The leaves of a range of heights as far as they were read.
+
+    Attributes:
+        first: the first height.
+        next_height: the first height that was not read.
+        window: span of the next request, in blocks.
+        count: number of leaves.
+    """
+
+    first: int
+    next_height: int = field(init=False)
+    window: int = LEAF_WINDOW_BLOCKS
+    count: int = 0
+    blocks: list[LeafBlock] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.next_height = self.first
+
+
 class ChainClient(NodeHttp):
     """Client for one node's REST API.
 
@@ -159,16 +181,27 @@ class ChainClient(NodeHttp):
     async def leaves(
         self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
     ) -> list[LeafBlock]:
-        """All leaves of the heights from `from_height` to `to_height`, read page by page.
+        """All leaves of the heights from `from_height` to `to_height`. More than `max_count` leaves are an error."""
+        reading = LeafReading(max(1, from_height))
+        await self.read_leaves(round_id, reading, to_height, max_count=max_count)
+        return reading.blocks
+
+    async def read_leaves(
+        self, round_id: bytes, reading: LeafReading, to_height: int, *, max_count: int, seconds: float = math.inf
+    ) -> bool:
+        """Continue to read leaves page by page, up to `to_height`, or until `seconds` have passed after a page.
 
         The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
         More than `max_count` leaves are an error.
+
+        Returns:
+            Whether all were read.
         """
-        blocks: list[LeafBlock] = []
-        start, window, count = max(1, from_height), LEAF_WINDOW_BLOCKS, 0
-        while start <= to_height:
-            end = min(start + window, to_height)
+        end_at = anyio.current_time() + seconds
+        while reading.next_height <= to_height:
+            start = reading.next_height
+            end = min(start + reading.window, to_height)
             try:
                 page = await self._get(
                     f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/leaves",
@@ -179,21 +212,23 @@ class ChainClient(NodeHttp):
             except ResponseTooLong:
                 if end == start:
                     raise
-                window = (end - start) // 2
+                reading.window = (end - start) // 2
                 continue
             size = sum(len(block.leaves) for block in page.blocks) // 32
-            count += size
-            if count > max_count:
+            reading.count += size
+            if reading.count > max_count:
                 raise ChainResponseError(f"leaves: the node returned more than {max_count}")
             if size * _LEAF_BYTES < PAGE_LIMIT_BYTES // 4:
-                window = min(LEAF_WINDOW_BLOCKS, 2 * window + 1)
+                reading.window = min(LEAF_WINDOW_BLOCKS, 2 * reading.window + 1)
             if any(not start <= block.height <= end for block in page.blocks):
                 raise InvalidResponse("leaves: a block outside the requested range")
-            blocks += page.blocks
+            reading.blocks += [block for block in page.blocks if block.leaves]
             if page.next_from_height is not None and page.next_from_height <= start:
                 raise InvalidResponse("leaves: next_from_height does not increase")
-            start = min(page.next_from_height or end + 1, end + 1)
-        return blocks
+            reading.next_height = min(page.next_from_height or end + 1, end + 1)
+            if anyio.current_time() >= end_at:
+                break
+        return reading.next_height > to_height
 
     async def latest_block(self) -> BlockHead:
         """The newest block's head."""

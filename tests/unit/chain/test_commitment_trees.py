@@ -15,12 +15,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain import commitment_trees
 from helper.chain.chain_data import Anchor
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, WAKES_PER_ITERATION
 from helper.core.refusals import PauseCause
 from helper.errors import ChainUnavailable, StoreError
 from helper.store import rounds
-from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
+from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf, sync_tree
 
 ROOT = b64decode(read_recorded("tree, latest")["response"]["tree"]["root"])
@@ -278,6 +279,48 @@ async def test_proofs_of_a_share_use_the_trees_of_different_nodes_in_turn() -> N
         assert served == chosen[-1:]
     assert sorted(chosen[:2]) == sorted(roots.values())
     assert chosen[2:] == chosen[:2]
+
+
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
+async def test_leaves_without_end_keep_no_other_leaf_from_wallets(
+    hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    requests = 0
+
+    def serve_no_leaves(_: httpx.Request) -> httpx.Response:
+        nonlocal requests
+        requests += 1
+        assert requests < 100, "reading the leaves does not end"
+        return json_response(200, {})
+
+    env, chain = await sync_tree(*hosts)
+    liar = env.nodes[hosts.index("liar")]
+    liar.height = 10**12
+    liar.faults["/leaves"] = serve_no_leaves
+    await env.endpoints.probe_all()
+    for height, number in ((70, 3), (80, 4)):
+        chain.grow_on([node for node in env.nodes if node is not liar], height, number)
+        liar.tree |= {"height": 10**12, "next_index_at_root": 100, "root": b64encode(encode_leaf(9)).decode()}
+        for _ in range(2):
+            await env.trees.sync(100)
+        anchor = env.trees.find_anchor(ROUND_ID, number - 1, partial(encode_leaf, number))
+        assert anchor == Anchor(height, number, chain.tree.root())
+
+
+async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    env, chain = TreeEnvironment("a", "b"), FakeTree((60, 1), (3000, 2), (6000, 3))
+    chain.publish_to(*env.nodes)
+    await env.start()
+    syncs = 0
+    while env.trees.leaf(ROUND_ID, 2) is None:
+        await env.trees.sync(6000)
+        syncs += 1
+    assert syncs > 1
+    for node in env.nodes:
+        requests = [path for path in node.requests if "/leaves?" in path]
+        assert len(requests) == len(set(requests)), "no page is read twice"
 
 
 def leaves_of(chain: FakeTree, size: int) -> bytes:
