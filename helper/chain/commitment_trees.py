@@ -65,13 +65,11 @@ class Branch:
         tree: the leaves; during a sync it may hold more than `newest` covers.
         next_height: the first height whose leaves are not in the tree.
         newest: the newest root that matched the leaves; None if they are from the store and no node has confirmed them.
-        roots: recent roots that matched the leaves.
     """
 
     tree: CommitmentTree
     next_height: int
     newest: Anchor | None = None
-    roots: deque[bytes] = field(default_factory=partial(deque, maxlen=MAX_ANCHORS))
 
     async def contains(self, state: Anchor) -> bool:
         """Whether a root belongs to this tree."""
@@ -83,8 +81,6 @@ class Branch:
         """Record a root that belongs to this tree."""
         if self.newest is None or state.height > self.newest.height:
             self.newest = state
-        if state.root not in self.roots:
-            self.roots.append(state.root)
 
     async def extend(self, blocks: Sequence[LeafBlock], round_id: bytes, state: Anchor) -> None:
         """Append a node's leaves up to its root.
@@ -116,6 +112,9 @@ class RoundTree:
         trunk: the tree that was followed first; it contains the agreed leaves.
         agreed: the newest agreed root, None before the first. Only its leaves are stored.
         forks: other trees that contain the agreed leaves, by the name of the node that serves it.
+        served: the newest root of each node whose tree is one of these. Nodes with one tree may serve different roots,
+            because a false one may add leaves to those of another.
+        roots: recent roots of each node that matched its leaves.
         readings: leaves of nodes that are not complete yet, by node and whether they are for a new fork.
         anchors: recent agreed roots, by height.
         stored_leaves: number of stored leaves.
@@ -126,6 +125,8 @@ class RoundTree:
     trunk: Branch
     agreed: Anchor | None = None
     forks: dict[str, Branch] = field(default_factory=dict)
+    served: dict[str, Anchor] = field(default_factory=dict)
+    roots: dict[str, deque[bytes]] = field(default_factory=dict)
     readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
     anchors: dict[int, Anchor] = field(default_factory=dict)
     stored_leaves: int = 0
@@ -151,6 +152,15 @@ class RoundTree:
         Raises:
             ChainResponseError: the root contradicts the agreed tree or the node's own leaves.
         """
+        has_root = await self._follow(known_round, name, client, state, seconds)
+        if has_root:
+            self.served[name] = state
+            roots = self.roots.setdefault(name, deque(maxlen=MAX_ANCHORS))
+            if state.root not in roots:
+                roots.append(state.root)
+        return has_root
+
+    async def _follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor, seconds: float) -> bool:
         branch = self.branch_of(name)
         for known in dict.fromkeys((self.trunk, branch)):
             if await known.contains(state):
@@ -211,6 +221,7 @@ class RoundTree:
             )
             await store.run(delete_tree, round_id)
             self.stored_leaves = self.stored_height = self.stored_subtrees = 0
+        self.served = {name: state for name, state in self.served.items() if self.branch_of(name) is branch}
         self.trunk, self.agreed = branch, anchor
         self.forks.clear()
         if len(branch.tree) == anchor.size:
@@ -328,11 +339,11 @@ class CommitmentTreeSync:
             return None
         if round_tree.agreed is not None and position < round_tree.agreed.size:
             return round_tree.agreed
-        covering = [b for b in round_tree.branches if b.newest is not None and position < b.newest.size]
-        leaf = get_leaf() if covering else b""
-        branches = [branch for branch in covering if branch.tree.leaf(position) == leaf]
-        branches = [branch for branch in branches if previous not in branch.roots] or branches
-        roots = [branch.newest for branch in branches]
+        names = [name for name, state in round_tree.served.items() if position < state.size]
+        leaf = get_leaf() if names else b""
+        names = [name for name in names if round_tree.branch_of(name).tree.leaf(position) == leaf]
+        names = [name for name in names if previous not in round_tree.roots[name]] or names
+        roots = list(dict.fromkeys(round_tree.served[name] for name in names))
         choice = zlib.crc32(b"%d %d" % (position, self._node_pool.clock.now() // CHOICE_SECONDS))
         return roots[choice % len(roots)] if roots else None
 
@@ -346,7 +357,7 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         if round_tree is None or any(anchor.root == root for anchor in round_tree.anchors.values()):
             return True
-        return root in round_tree.branch_of(node).roots
+        return root in round_tree.roots.get(node, ())
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
@@ -392,7 +403,7 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         if round_tree is None:
             return _Knowledge(self._rounds.view(round_id), None, (), 0)
-        roots = tuple(branch.newest for branch in round_tree.branches if branch.newest is not None)
+        roots = tuple(round_tree.served.values())
         size = max((root.size for root in roots), default=0)
         return _Knowledge(self._rounds.view(round_id), round_tree.agreed, roots, size)
 

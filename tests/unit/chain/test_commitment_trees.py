@@ -281,6 +281,28 @@ async def test_proofs_of_a_share_use_the_trees_of_different_nodes_in_turn() -> N
     assert chosen[2:] == chosen[:2]
 
 
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar")])
+async def test_node_that_adds_leaves_to_those_of_another_hides_no_root(hosts: tuple[str, ...]) -> None:
+    env, chain = await sync_tree(*hosts)
+    liar, honest = env.nodes[hosts.index("liar")], env.nodes[hosts.index("honest")]
+    chain.append(70, 3)
+    previous, chosen = None, []
+    for number in range(100, 104):  # the liar changes its tree before each proof
+        false = FakeTree((60, 1, 2), (70, 3, number))
+        chain.publish_to(honest)
+        false.publish_to(liar)
+        for _ in range(2):
+            await env.trees.sync(100)
+        anchor = env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3), previous=previous)
+        assert anchor is not None
+        assert len(await env.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
+        previous = anchor.root
+        chosen.append(previous == chain.tree.root())
+        assert env.trees.serves_root(ROUND_ID, "honest:1317", previous) is chosen[-1]
+        assert env.trees.serves_root(ROUND_ID, "liar:1317", previous) is not chosen[-1]
+    assert chosen in ([True, False] * 2, [False, True] * 2), "each second proof is for the honest node's root"
+
+
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 async def test_leaves_without_end_keep_no_other_leaf_from_wallets(
     hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
