@@ -31,6 +31,8 @@ PAUSE_SECONDS = 60.0
 """Seconds of a pause after every permitted generation was refused. During it, one share is tried per block."""
 TRIAL_WAIT_SECONDS = 10.0
 """Maximum seconds that other reveals wait for the result of a trial reveal; then the next share may try the circuit."""
+MAX_DISPUTED = 4096
+"""Maximum number of shares in memory whose circuit nodes dispute."""
 APPLIED_PAUSE_SECONDS = 10.0
 """Seconds that a pause reported by another host lasts unless it is reported again."""
 
@@ -70,6 +72,7 @@ class CircuitChoice:
         self._paused_until: float | None = None
         self._pause_reason: PauseReason | None = None
         self._may_try = False  # whether a block was produced since the last refusal
+        self._disputed: dict[int, str] = {}  # by share: the generation for its next proof
         self.refusers: dict[str, set[str]] = {}
         self.current = default_circuit() if self._is_auto else setting
 
@@ -140,12 +143,30 @@ class CircuitChoice:
             return (self.current,)
         return (self.current, *(name for name in reversed(GENERATIONS) if name != self.current))
 
-    def circuit_for(self, kind: str) -> str:
+    def use_other(self, share_id: int, circuit: str) -> None:
+        """Prove a share with the next generation, because a node refused its proof of this one.
+
+        Another node may have accepted that proof and may be right, whatever is the choice for other shares: a false
+        node can refuse the chain's circuit and accept another one. Each share therefore uses them in turn.
+        """
+        if self._is_auto:
+            self._disputed.pop(share_id, None)
+            self._disputed[share_id] = next_circuit(circuit)
+            if len(self._disputed) > MAX_DISPUTED:
+                del self._disputed[next(iter(self._disputed))]
+
+    def forget_share(self, share_id: int) -> None:
+        """Drop what is known of a confirmed share."""
+        self._disputed.pop(share_id, None)
+
+    def circuit_for(self, kind: str, share_id: int | None = None) -> str:
         """Return the generation to prove a share of this kind with.
 
         Raises:
             CircuitError: no permitted generation proves such shares.
         """
+        if share_id in self._disputed:
+            return self._disputed[share_id]
         if GENERATIONS[self.current].kind == kind:
             return self.current
         candidates = circuits_of_kind(kind) if self._is_auto else ()
@@ -153,10 +174,10 @@ class CircuitChoice:
             raise CircuitError("no circuit for this kind of share")
         return candidates[0]
 
-    def is_outdated(self, circuit: str) -> bool:
-        """Whether shares that were proven with this generation are now proven with another one."""
+    def is_outdated(self, circuit: str, share_id: int) -> bool:
+        """Whether a share that was proven with this generation is now proven with another one."""
         generation = GENERATIONS.get(circuit)
-        return generation is None or self.circuit_for(generation.kind) != circuit
+        return generation is None or self.circuit_for(generation.kind, share_id) != circuit
 
     @property
     def pause_reason(self) -> PauseReason | None:

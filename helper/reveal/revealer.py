@@ -214,7 +214,7 @@ class Revealer:
             the meantime by another helper's reveal.
         """
         share = queued.share
-        circuit = self._circuits.circuit_for(share.kind)
+        circuit = self._circuits.circuit_for(share.kind, queued.id)
         get_leaf = partial(get_generation(circuit).get_vote_commitment, share)
         previous = self._last_roots.pop(queued.id, None)
         anchor = self._trees.find_anchor(share.round_id, share.tree_position, get_leaf, previous=previous)

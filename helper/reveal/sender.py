@@ -130,6 +130,7 @@ class Sender:
 
     def forget_confirmed(self, share_id: int) -> None:
         """Drop the state of a confirmed share, including one revealed by another helper."""
+        self._circuits.forget_share(share_id)
         first_sent_at = self._states.forget(share_id)
         if first_sent_at is not None:
             self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
@@ -258,7 +259,7 @@ class Sender:
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
             seconds_left=self._attempts.seconds_left(reveal.round_id),
-            is_circuit_refused=self._circuits.is_outdated(reveal.prepared.circuit),
+            is_circuit_refused=self._circuits.is_outdated(reveal.prepared.circuit, reveal.share_id),
         )
         return send_policy.decide(reveal, process, self._node_facts(reveal, state, ended_at))
 
@@ -305,6 +306,7 @@ class Sender:
             is_refused = is_bad_proof and self._serves_root(node, reveal)
         if is_refused:
             self._refuse_circuit(reveal.prepared.circuit)
+            self._circuits.use_other(reveal.share_id, reveal.prepared.circuit)
         await self._requeue(reveal.share_id, reason)
         return None
 

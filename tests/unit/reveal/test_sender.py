@@ -582,6 +582,33 @@ async def test_upgraded_circuit_is_found_although_one_node_refuses_every_message
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
 
 
+@pytest.mark.parametrize("liar", [FIRST_NODE, SECOND_NODE])
+async def test_share_is_proven_with_each_circuit_in_turn_while_nodes_dispute_them(
+    pipeline: Pipeline, liar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circuits, honest = pipeline.circuits, list[str]()
+    circuits.select_initial(CHAIN_ID, "", None)
+    circuits.refusers["k10"] = {liar}
+    circuits.record_accepted("k11", liar)
+    pipeline.set_replies(respond_by_circuit(pipeline, "k10", honest))
+    pipeline.nodes.replies[liar] = respond_by_circuit(pipeline, "k11", [])
+    record_refused = circuits.record_refused
+
+    def accept_again(circuit: str, height: int) -> None:
+        record_refused(circuit, height)
+        circuits.record_accepted("k11", liar)  # the proof of another share
+
+    monkeypatch.setattr(circuits, "record_refused", accept_again)
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        for _ in range(2 * REPROVE_BLOCKS):
+            await pipeline.next_block()
+            await pipeline.settle_dispatcher()
+            await wait_until(lambda: not pipeline.dispatcher._tasks)
+    assert {"k11", "k10"} == set(honest)
+    assert pipeline.read_share(1, "attempts") == (0,)
+
+
 async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     sent: list[str] = []
