@@ -6,6 +6,7 @@ request contains a nullifier: all reveals of a round, or complete blocks, are re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,6 +17,7 @@ import anyio
 from helper.chain.agreement import Pruned, agreed_block
 from helper.chain.chain_data import Anchor, Block, Round, TxResult
 from helper.chain.node import Node
+from helper.chain.node_http import NoResponse
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import (
@@ -39,6 +41,8 @@ CONCURRENT_BLOCKS: Final = 8
 """Number of blocks that a search, or a loop of the follower, reads concurrently."""
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
+MAX_READ_SECONDS: Final = 20.0
+"""Seconds in which a node must return a block with its results, if enough others can. A block may have any number."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -80,13 +84,18 @@ class BlockReader:
         """
         said: dict[str, Reveals | Pruned] = {}
         reasons: list[str] = []
-        for node, services in self._node_pool.usable_services.items():
+        usable = self._node_pool.usable_services
+        seconds = MAX_READ_SECONDS if len(usable) > self._node_pool.needed else math.inf
+        for node, services in usable.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:
                 try:
-                    fact = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
-                except ChainError as error:
+                    with anyio.fail_after(seconds):
+                        fact = await (_read_by_rpc(node, height) if is_rpc else read_by_rest(node.client, height))
+                except (ChainError, TimeoutError) as failure:
+                    late = NoResponse(f"block {height}: not read within {seconds:g} s", sent=True)
+                    error = failure if isinstance(failure, ChainError) else late
                     reasons.append(f"{node.name}: {error}")
                     pruned += isinstance(error, HeightPrunedError)
                     if starts_backoff:

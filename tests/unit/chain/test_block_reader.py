@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
+import anyio
 import httpx
 import pytest
 
-from helper.chain.block_reader import ChainLookups, RevealHistory, read_by_rest
+from helper.chain import block_reader
+from helper.chain.block_reader import BlockReader, ChainLookups, RevealHistory, read_by_rest
 from helper.chain.chain_data import Round, RoundStatus, TxResult
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import is_counted
+from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainUnavailable
 from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import bundle_name, progress_name
@@ -71,6 +74,25 @@ def chain(clock: FakeClock, code: int, log: str) -> FakeNode:
     tree = {"next_index": "3", "root": b64encode(RECORDED_ROOT).decode(), "height": str(MESSAGE.anchor_height)}
     node.faults["/commitment-tree/"] = lambda _: json_response(200, {"tree": tree})
     return node
+
+
+async def test_node_whose_results_do_not_end_delays_no_agreement_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_forever(_: bytes) -> TxResult | None:
+        await anyio.sleep_forever()
+        return None
+
+    async def list_unspent(nullifiers: Iterable[CountedNullifier]) -> list[CountedNullifier]:
+        return list(nullifiers)
+
+    monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.01)
+    clock = FakeClock()
+    pool = FakeNetwork(**{name: chain(clock, 0, "") for name in ("liar", "b", "c")}).create_node_pool(clock)
+    await pool.probe_all()
+    monkeypatch.setattr(pool.nodes[0].client, "tx", wait_forever)
+    with anyio.fail_after(10):
+        reading = await BlockReader(pool, list_unspent).read(SECOND, starts_backoff=True, asks_both=False)
+    assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
+    assert [node.name for node in pool.usable_nodes] == ["b:1317", "c:1317"]
 
 
 @included_twice
