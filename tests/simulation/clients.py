@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
 from helper.chain.chain_data import (
-    MAX_LEAVES,
     Anchor,
     Block,
     BlockHead,
-    LeafBlock,
     NodeInfo,
     RoundList,
     RoundStatus,
@@ -21,7 +20,7 @@ from helper.chain.chain_data import (
 )
 from helper.chain.node import Node
 from helper.chain.node_http import RESPONSE_WAIT_SECONDS, SLOW_CALL_SECONDS, NodeResponse, RequestProgress
-from helper.chain.rest_client import ChainClient, HeightPrunedError
+from helper.chain.rest_client import ChainClient, HeightPrunedError, LeafReading
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import CountedNullifier, RpcClient
 from helper.errors import ChainResponseError
@@ -168,13 +167,15 @@ class SimClient(ChainClient):
         state = await self._tree_at(round_id, height)
         return state if state is not None and state.height == height else None
 
-    async def leaves(
-        self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
-    ) -> list[LeafBlock]:
+    async def read_leaves(
+        self, round_id: bytes, reading: LeafReading, to_height: int, *, max_count: int, seconds: float = math.inf
+    ) -> bool:
         node = await self._reach_node()
-        if not node.has_round(round_id):
-            return []
-        return node.liar.tree(node.chain.rounds[round_id]).leaves(from_height, min(to_height, node.height))
+        if node.has_round(round_id):
+            tree = node.liar.tree(node.chain.rounds[round_id])
+            reading.blocks += tree.leaves(reading.next_height, min(to_height, node.height))
+        reading.next_height = to_height + 1
+        return True
 
     async def latest_block(self) -> BlockHead:
         return (await self._reach_node()).served_head()
