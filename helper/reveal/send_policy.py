@@ -164,7 +164,7 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     # node that is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks
     # decide.
     is_time_decisive = is_old and has_new_block and not process.stands_at(last)
-    if is_time_decisive and (head <= first or outcome in _REFUSED_OUTCOMES):
+    if is_time_decisive and (max(head, process.agreed) <= first or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 

@@ -305,8 +305,7 @@ class Sender:
             is_bad_proof = classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
             is_refused = is_bad_proof and self._serves_root(node, reveal)
         if is_refused:
-            self._refuse_circuit(reveal.prepared.circuit)
-            self._circuits.use_other(reveal.share_id, reveal.prepared.circuit)
+            self._refuse_circuit(reveal)
         await self._requeue(reveal.share_id, reason)
         return None
 
@@ -325,9 +324,10 @@ class Sender:
             return False
         return self._is_refused(reveal) or (bool(refusers) and self._circuits.is_unproven(circuit))
 
-    def _refuse_circuit(self, circuit: str) -> None:
-        head = self._node_pool.head
+    def _refuse_circuit(self, reveal: SentReveal) -> None:
+        circuit, head = reveal.prepared.circuit, self._node_pool.head
         self._circuits.record_refused(circuit, 0 if head is None else head.height)
+        self._circuits.use_other(reveal.share_id, circuit)
 
     # ---------------------------------------------------------------- one send
 
@@ -458,7 +458,7 @@ class Sender:
         is_refused = all(other.name in refusers for other in self._node_pool.usable_nodes)
         if is_refused and self._is_refused(reveal):
             # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
-            self._refuse_circuit(circuit)
+            self._refuse_circuit(reveal)
             self._circuits.refusers.pop(circuit, None)  # a later proof of it goes to every node again
             await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
         elif not is_refused or len(refusals) < self._node_pool.needed:

@@ -272,9 +272,11 @@ class HostProcess:
         circuits = SimpleNamespace(
             refusers={},
             is_unproven=lambda _circuit: False,
-            is_outdated=lambda _circuit: False,
+            is_outdated=lambda _circuit, _share_id: False,
             record_accepted=lambda _circuit, _node: None,
-            circuit_for=lambda _kind: "k11",
+            circuit_for=lambda _kind, _share_id: "k11",
+            use_other=lambda _share_id, _circuit: None,
+            forget_share=lambda _share_id: None,
         )
         trees: Any = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path)
         ignored: Any = Ignored()
