@@ -42,7 +42,8 @@ CONCURRENT_BLOCKS: Final = 8
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
 MAX_READ_SECONDS: Final = 20.0
-"""Seconds in which a node must return a block with its results, if enough others can. A block may have any number."""
+"""Seconds in which a node must return a block with its results, if enough others can. A block may have any number, so
+they double while nodes are late and the others do not agree."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -72,6 +73,7 @@ class BlockReader:
     def __init__(self, node_pool: NodePool, list_unspent: ListUnspent) -> None:
         self._node_pool = node_pool
         self._list_unspent = list_unspent
+        self._seconds = MAX_READ_SECONDS
 
     async def read(self, height: int, *, starts_backoff: bool, asks_both: bool) -> BlockReading:
         """Read a block from the usable nodes until enough agree.
@@ -85,7 +87,7 @@ class BlockReader:
         said: dict[str, Reveals | Pruned] = {}
         reasons: list[str] = []
         usable = self._node_pool.usable_services
-        seconds = MAX_READ_SECONDS if len(usable) > self._node_pool.needed else math.inf
+        seconds, is_late = self._seconds if len(usable) > self._node_pool.needed else math.inf, False
         for node, services in usable.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
@@ -96,6 +98,7 @@ class BlockReader:
                 except (ChainError, TimeoutError) as failure:
                     late = NoResponse(f"block {height}: not read within {seconds:g} s", sent=True)
                     error = failure if isinstance(failure, ChainError) else late
+                    is_late |= error is late
                     reasons.append(f"{node.name}: {error}")
                     pruned += isinstance(error, HeightPrunedError)
                     if starts_backoff:
@@ -110,7 +113,10 @@ class BlockReader:
             said[node.name] = fact
             agreed = await self._find_agreed(said, height)
             if agreed is not None:
+                self._seconds = MAX_READ_SECONDS
                 return BlockReading(agreed, "; ".join(reasons))
+        if is_late:
+            self._seconds = max(self._seconds, 2 * seconds)
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)

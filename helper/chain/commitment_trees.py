@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ import anyio
 import structlog
 
 from helper.chain.agreement import agreed
-from helper.chain.chain_data import Anchor, LeafBlock, Round
+from helper.chain.chain_data import MAX_LEAVES, Anchor, LeafBlock, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient, LeafReading
@@ -49,6 +49,9 @@ MAX_ANCHORS: Final = 64
 """Maximum number of recent agreed roots in memory."""
 MAX_READ_SECONDS: Final = 2.0
 """Seconds after which other nodes are asked although a node's leaves are not complete; the next sync continues."""
+MAX_UNAGREED_LEAVES: Final = 1 << 22
+"""Maximum number of leaves that one node may add to the trunks of all rounds before they are agreed, and that it may
+have in forks. A leaf takes about 100 bytes."""
 _MAX_BACKOFF_SECONDS: Final = 30.0
 _MAX_CONTRADICTIONS: Final = 2
 """Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a block
@@ -104,6 +107,18 @@ class Branch:
         self.confirm(state)
 
 
+class _ReadLimits(NamedTuple):
+    """How much of a node's leaves one sync reads.
+
+    Attributes:
+        seconds: after which the next sync continues.
+        leaves: maximum number of leaves of the round that are not agreed.
+    """
+
+    seconds: float
+    leaves: int
+
+
 @dataclass(slots=True)
 class RoundTree:
     """The commitment tree of one round.
@@ -116,6 +131,7 @@ class RoundTree:
             because a false one may add leaves to those of another.
         roots: recent roots of each node that matched its leaves.
         readings: leaves of nodes that are not complete yet, by node and whether they are for a new fork.
+        trunk_counts: number of leaves that each node added to the trunk and that are not agreed, at most.
         anchors: recent agreed roots, by height.
         stored_leaves: number of stored leaves.
         stored_height: the height up to which leaves are stored.
@@ -128,6 +144,7 @@ class RoundTree:
     served: dict[str, Anchor] = field(default_factory=dict)
     roots: dict[str, deque[bytes]] = field(default_factory=dict)
     readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
+    trunk_counts: Counter[str] = field(default_factory=Counter)
     anchors: dict[int, Anchor] = field(default_factory=dict)
     stored_leaves: int = 0
     stored_height: int = 0
@@ -142,38 +159,48 @@ class RoundTree:
         """The tree that a node serves, as far as it is known."""
         return self.forks.get(node, self.trunk)
 
-    async def follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor, seconds: float) -> bool:
+    def count_unagreed(self, node: str) -> int:
+        """Number of its leaves that are not agreed: in the trunk or its fork, whichever has more, and being read."""
+        in_fork = len(self.forks[node].tree) - self._agreed_size if node in self.forks else 0
+        unfinished = sum(reading.count for (name, _), reading in self.readings.items() if name == node)
+        return max(self.trunk_counts[node], in_fork) + unfinished
+
+    @property
+    def _agreed_size(self) -> int:
+        return 0 if self.agreed is None else self.agreed.size
+
+    async def follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
         """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
 
         Returns:
-            Whether the tree has this root now; otherwise reading its leaves takes longer than `seconds`, and continues
+            Whether the tree has this root now; otherwise reading its leaves takes longer than it may, and continues
             with the next call.
 
         Raises:
-            ChainResponseError: the root contradicts the agreed tree or the node's own leaves.
+            ChainResponseError: the root contradicts the agreed tree or the node's own leaves, or has too many.
         """
-        has_root = await self._follow(known_round, name, client, state, seconds)
+        has_root = await self._follow(known_round, client, state, limits)
         if has_root:
-            self.served[name] = state
-            roots = self.roots.setdefault(name, deque(maxlen=MAX_ANCHORS))
+            self.served[client.name] = state
+            roots = self.roots.setdefault(client.name, deque(maxlen=MAX_ANCHORS))
             if state.root not in roots:
                 roots.append(state.root)
         return has_root
 
-    async def _follow(self, known_round: Round, name: str, client: ChainClient, state: Anchor, seconds: float) -> bool:
-        branch = self.branch_of(name)
+    async def _follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
+        name, branch = client.name, self.branch_of(client.name)
         for known in dict.fromkeys((self.trunk, branch)):
             if await known.contains(state):
                 known.confirm(state)
                 if known is self.trunk:
                     self.forks.pop(name, None)
                 return True
-        size = self.agreed.size if self.agreed is not None else 0
+        size = self._agreed_size
         if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
             raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
         if state.size > len(branch.tree):
             try:
-                return await self._extend(branch, known_round.round_id, client, state, seconds)
+                return await self._extend(branch, known_round.round_id, client, state, limits)
             except InvalidResponse:
                 raise
             except ChainResponseError:
@@ -182,28 +209,34 @@ class RoundTree:
         # The leaves that are not agreed, or damaged ones from the store, differ from this node's.
         next_height = known_round.created_at_height if self.agreed is None else self.agreed.height + 1
         fork = Branch(await anyio.to_thread.run_sync(_truncate, self.trunk.tree, size), next_height)
-        if not await self._extend(fork, known_round.round_id, client, state, seconds):
+        if not await self._extend(fork, known_round.round_id, client, state, limits):
             return False
         self.forks[name] = fork
         return True
 
     async def _extend(
-        self, branch: Branch, round_id: bytes, client: ChainClient, state: Anchor, seconds: float
+        self, branch: Branch, round_id: bytes, client: ChainClient, state: Anchor, limits: _ReadLimits
     ) -> bool:
         """Read a node's leaves, and append them to a branch once they are complete. Returns whether they are."""
+        max_count, is_trunk = state.size - len(branch.tree), branch is self.trunk
+        unagreed = self.trunk_counts[client.name] + max_count if is_trunk else state.size - self._agreed_size
+        if unagreed > limits.leaves:
+            raise ChainResponseError(f"tree: more than {MAX_UNAGREED_LEAVES} leaves that no other node reports")
         key = client.name, branch is not self.branch_of(client.name)
         reading = self.readings.get(key)
         if reading is None or reading.first != max(1, branch.next_height):
             reading = self.readings[key] = LeafReading(max(1, branch.next_height))
         try:
-            max_count = state.size - len(branch.tree)
-            if not await client.read_leaves(round_id, reading, state.height, max_count=max_count, seconds=seconds):
+            if not await client.read_leaves(
+                round_id, reading, state.height, max_count=max_count, seconds=limits.seconds
+            ):
                 return False
             await branch.extend(reading.blocks, round_id, state)
         except ChainResponseError:
             del self.readings[key]
             raise
         del self.readings[key]
+        self.trunk_counts[client.name] += max_count if is_trunk else 0
         return True
 
     async def agree(self, store: Store, round_id: bytes, anchor: Anchor) -> None:
@@ -224,6 +257,8 @@ class RoundTree:
         self.served = {name: state for name, state in self.served.items() if self.branch_of(name) is branch}
         self.trunk, self.agreed = branch, anchor
         self.forks.clear()
+        rest = len(branch.tree) - anchor.size
+        self.trunk_counts = Counter({name: min(count, rest) for name, count in self.trunk_counts.items()})
         if len(branch.tree) == anchor.size:
             branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
         self.anchors[anchor.height] = anchor
@@ -514,9 +549,13 @@ class CommitmentTreeSync:
             if state.height > node.height + LEAF_WINDOW_BLOCKS:
                 # Leaves would be requested for every block up to that height.
                 raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
-            is_only = len(self._node_pool.usable_nodes) == 1
-            seconds = math.inf if is_only else MAX_READ_SECONDS
-            if not await round_tree.follow(known_round, node.name, node.client, state, seconds):
+            limits = _ReadLimits(math.inf, MAX_LEAVES)
+            if self._node_pool.needed > 1:
+                others = [each for each in self._trees.values() if each is not round_tree]
+                unagreed = sum(each.count_unagreed(node.name) for each in others)
+                is_only = len(self._node_pool.usable_nodes) == 1
+                limits = _ReadLimits(math.inf if is_only else MAX_READ_SECONDS, MAX_UNAGREED_LEAVES - unagreed)
+            if not await round_tree.follow(known_round, node.client, state, limits):
                 return False
         except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.

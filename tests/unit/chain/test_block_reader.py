@@ -76,13 +76,14 @@ def chain(clock: FakeClock, code: int, log: str) -> FakeNode:
     return node
 
 
+async def list_all(nullifiers: Iterable[CountedNullifier]) -> list[CountedNullifier]:
+    return list(nullifiers)
+
+
 async def test_node_whose_results_do_not_end_delays_no_agreement_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait_forever(_: bytes) -> TxResult | None:
         await anyio.sleep_forever()
         return None
-
-    async def list_unspent(nullifiers: Iterable[CountedNullifier]) -> list[CountedNullifier]:
-        return list(nullifiers)
 
     monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.01)
     clock = FakeClock()
@@ -90,9 +91,31 @@ async def test_node_whose_results_do_not_end_delays_no_agreement_of_others(monke
     await pool.probe_all()
     monkeypatch.setattr(pool.nodes[0].client, "tx", wait_forever)
     with anyio.fail_after(10):
-        reading = await BlockReader(pool, list_unspent).read(SECOND, starts_backoff=True, asks_both=False)
+        reading = await BlockReader(pool, list_all).read(SECOND, starts_backoff=True, asks_both=False)
     assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
     assert [node.name for node in pool.usable_nodes] == ["b:1317", "c:1317"]
+
+
+async def test_block_is_read_although_every_node_needs_longer_than_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_up_slowly(raw_hash: bytes) -> TxResult | None:
+        await anyio.sleep(0.01)
+        return await look_up(raw_hash)
+
+    monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.001)
+    clock = FakeClock()
+    pool = FakeNetwork(**{name: chain(clock, 0, "") for name in "abc"}).create_node_pool(clock)
+    await pool.probe_all()
+    look_up = pool.nodes[0].client.tx
+    for node in pool.nodes:
+        monkeypatch.setattr(node.client, "tx", look_up_slowly)
+    reader = BlockReader(pool, list_all)
+    reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
+    assert reading.reveals is None
+    assert reading.reason.count("not read within 0.001 s") == 3
+    with anyio.fail_after(60):
+        while reading.reveals is None:
+            reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
+    assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
 
 
 @included_twice

@@ -330,6 +330,35 @@ async def test_leaves_without_end_keep_no_other_leaf_from_wallets(
         assert anchor == Anchor(height, number, chain.tree.root())
 
 
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar")])
+async def test_leaves_that_only_one_node_serves_are_limited(
+    hosts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_UNAGREED_LEAVES", 20)
+    env, chain = await sync_tree(*hosts)
+    liar, honest = env.nodes[hosts.index("liar")], env.nodes[hosts.index("honest")]
+    false = FakeTree((60, 1, 2))
+    for height in range(61, 69):
+        false.append(height, *range(100 * height, 100 * height + 8))
+        false.publish_to(liar)
+        chain.grow_on([honest], height, height)
+        env.clock.advance(60)
+        await env.endpoints.probe_all()
+        await env.trees.sync(100)
+    tree = env.trees._trees[ROUND_ID]
+    assert len(tree.branch_of("liar:1317").tree) == 2 + 16
+    assert len(tree.branch_of("honest:1317").tree) == 2 + 8
+    chain.publish_to(liar)
+    env.clock.advance(60)
+    await env.endpoints.probe_all()
+    await env.trees.sync(101)
+    assert env.trees.anchor(ROUND_ID) == Anchor(68, 10, chain.tree.root())
+    for height in range(69, 73):
+        chain.grow_on(env.nodes, height, *range(100 * height, 100 * height + 15))
+        await env.trees.sync(101)
+    assert env.trees.size(ROUND_ID) == 10 + 60, "agreed leaves do not count"
+
+
 async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
     env, chain = TreeEnvironment("a", "b"), FakeTree((60, 1), (3000, 2), (6000, 3))

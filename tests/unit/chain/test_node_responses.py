@@ -46,6 +46,7 @@ from tests.unit.chain.fakes import (
         (b'{"rounds":{}}', "expected a list, got an object"),
         (b'{"rounds":[7]}', "expected an object, got a number"),
         (b'{"rounds":"\xff\xfe"}', "not valid JSON"),
+        (b'{"rounds":[' + b"{}," * 8192 + b"{}]}", "rounds: 8193, more than 8192"),
         (b"[" * 50_000, "not valid JSON"),
         (b"[" * 100_000, "too many values"),
         (b'{"rounds":[' + b"{}," * 100_000 + b"{}]}", "too many values"),
