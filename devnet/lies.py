@@ -30,6 +30,7 @@ Lie = Literal[
     "false_created",
     "false_status",
     "false_tree",
+    "extended_tree",
     "false_spent",
     "error_texts",
     "invented_block",
@@ -180,9 +181,10 @@ class Liar:
 
     def round(self, true: Round) -> Round:
         """A round as the node serves it."""
-        if not self.tells("false_end", "false_proposals", "false_created", "false_tree", "twin"):
+        if not self.tells("false_end", "false_proposals", "false_created", "false_tree", "extended_tree", "twin"):
             return true
-        round_ = self._with_false_tree(true) if self.tells("false_tree", "twin") else copy.copy(true)
+        is_tree_false = self.tells("false_tree", "extended_tree", "twin")
+        round_ = self._with_false_tree(true) if is_tree_false else copy.copy(true)
         if self.tells("false_end"):
             round_.vote_end_time = true.vote_end_time + self._end_shift
         if self.tells("false_proposals"):
@@ -192,8 +194,12 @@ class Liar:
         return round_
 
     def _with_false_tree(self, true: Round) -> Round:
-        """The round with the true leaves up to the lie's height, invented ones and, unless it is a twin, later ones."""
-        key = (true.round_id, len(true.leaf_blocks))
+        """The round with the true leaves up to the lie's height, invented ones and, unless it is a twin, later ones.
+
+        An extended tree has all true leaves and then one more, another one for each block.
+        """
+        newest, is_extended = len(self._chain.blocks), self.tells("extended_tree")
+        key = (true.round_id, newest if is_extended else len(true.leaf_blocks))
         if key not in self._trees:
             round_ = self._trees[key] = copy.copy(true)
             round_.tree, round_.leaf_blocks = proofs.CommitmentTree(), []
@@ -202,8 +208,9 @@ class Liar:
             after = [] if self.tells("twin") else true.leaf_blocks[len(before) :]
             for height, leaves in [
                 *((block.height, _leaves(true, block)) for block in before),
-                (at, tuple(self._invented_leaves)),
+                *([(at, tuple(self._invented_leaves))] if self.tells("false_tree", "twin") else []),
                 *((block.height, _leaves(true, block)) for block in after),
+                *([(newest, (_random_leaf(self._rng),))] if is_extended else []),
             ]:
                 round_.append_leaves(height, leaves)
                 round_.compute_block_root(height)

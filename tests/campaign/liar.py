@@ -47,6 +47,7 @@ SCENARIOS: tuple[tuple[Lie, ...], ...] = (
     ("index_gaps", "swallow"),
     ("twin",),
     ("one_height", "swallow"),
+    ("extended_tree", "swallow"),
 )
 QUICK_SCENARIOS = SCENARIOS[:8]
 LANE_COUNT = 4

@@ -19,6 +19,7 @@ EPOCH = 1_795_268_000.0
 """Unix time at loop second 0."""
 INDEX_DELAY_SECONDS = 0.5
 """Seconds until a node's transaction index contains a new block."""
+BAD_PROOF_LOG = "invalid zero-knowledge proof: verification failed"
 
 Refusal = tuple[int, str]
 
@@ -228,7 +229,7 @@ class SimChain:
         if root is None:
             return 1, f"invalid zero-knowledge proof: no commitment tree root at height {message.anchor_height}"
         if not is_valid_proof(self.circuit, message.proof, statement_of(message, root)):
-            return 1, "invalid zero-knowledge proof: verification failed"
+            return 1, BAD_PROOF_LOG
         return None
 
     def submit_transaction(

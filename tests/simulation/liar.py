@@ -14,7 +14,7 @@ from typing import Any
 
 from helper.chain.chain_data import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TxResult
 from helper.chain.reveal_transaction import RevealMessage
-from tests.simulation.chain import SimBlock, SimChain, SimRound
+from tests.simulation.chain import BAD_PROOF_LOG, SimBlock, SimChain, SimRound
 from tests.simulation.fakes import SimTree
 
 BRIEF_SECONDS = 10.0
@@ -38,7 +38,9 @@ class Lie(Enum):
     FALSE_CREATED = "lists rounds with another created_at_height"
     FALSE_STATUS = "lists rounds with another status"
     FALSE_TREE = "serves trees with invented leaves and matching roots"
+    EXTENDED_TREE = "serves the true trees and one more leaf, another one for each block"
     FALSE_SPENT = "reports every nullifier as spent"
+    FALSE_CIRCUIT = "refuses valid proofs and accepts those of another circuit"
     ERROR_TEXTS = "answers requests for blocks with errors that no version knows"
     INVENTED_BLOCK = "serves blocks far above the chain's that contain the reveals sent to it"
     EXTRA_ROUND = "lists a round that does not exist"
@@ -56,6 +58,8 @@ FALSE_HEIGHTS: dict[Lie, Callable[[float], int]] = {
     Lie.INVENTED_BLOCK: lambda seconds: 85,
 }
 """Blocks by which the reported height is too high, by the seconds since the lie began."""
+SCRIPTED_LIES = frozenset({Lie.EXTENDED_TREE, Lie.FALSE_CIRCUIT})
+"""Lies that no seed draws."""
 SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
 """Lies of a node that accepts reveals and forwards none."""
 
@@ -161,6 +165,12 @@ class Liar:
         """The answer to a reveal that the node does not forward; None if it behaves as usual."""
         if self.tells(Lie.FALSE_SPENT):
             return 422, {"code": 1, "log": f"nullifier already spent: {message.nullifier.hex()}", "tx_hash": ""}
+        if self.tells(Lie.FALSE_CIRCUIT):
+            refusal = self._chain.check_reveal(message, newest, time=self._chain.head(newest).time)
+            if refusal is None:
+                return 422, {"code": 1, "log": BAD_PROOF_LOG, "tx_hash": ""}
+            if refusal[1] == BAD_PROOF_LOG:
+                return 200, {"code": 0, "tx_hash": message.tx_hash().hex().upper()}
         if not self.lies & SWALLOWING:
             return None
         if self.tells(Lie.INVENTED_BLOCK, Lie.TWIN):
@@ -188,9 +198,9 @@ class Liar:
         return rounds
 
     def tree(self, round_: SimRound) -> SimRound:
-        if not self.tells(Lie.FALSE_TREE, Lie.TWIN):
+        if not self.tells(Lie.FALSE_TREE, Lie.EXTENDED_TREE, Lie.TWIN):
             return round_
-        key = (round_.round_id, len(round_.tree_sizes))
+        key = (round_.round_id, self._chain.height if self.tells(Lie.EXTENDED_TREE) else len(round_.tree_sizes))
         if key not in self._trees:
             self._trees[key] = self._create_tree(round_)
         sizes, tree = self._trees[key]
@@ -199,10 +209,12 @@ class Liar:
     def _create_tree(self, round_: SimRound) -> tuple[list[tuple[int, int]], SimTree]:
         """The true leaves up to the height at which the lie began, then invented ones, then (no twin) the true ones."""
         blocks = round_.leaves(0, self._fork_height)
-        at = max(self._fork_height, round_.created_height)
-        blocks.append(LeafBlock(at, 0, self._invented_leaves))
+        if self.tells(Lie.FALSE_TREE, Lie.TWIN):
+            blocks.append(LeafBlock(max(self._fork_height, round_.created_height), 0, self._invented_leaves))
         if not self.tells(Lie.TWIN):
             blocks += round_.leaves(self._fork_height + 1, 1 << 40)
+        if self.tells(Lie.EXTENDED_TREE):
+            blocks.append(LeafBlock(max(self._chain.height, round_.created_height), 0, self._rng.randbytes(32)))
         sizes: dict[int, int] = {}
         tree = SimTree()
         for block in blocks:

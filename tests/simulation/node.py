@@ -15,7 +15,7 @@ from helper.chain.chain_data import BlockHead
 from helper.chain.node_http import SEND_TIMEOUT_SECONDS, NodeResponse, NoResponse
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainResponseError, ChainUnavailable
-from tests.simulation.chain import SimChain
+from tests.simulation.chain import BAD_PROOF_LOG, SimChain
 from tests.simulation.event_log import EventLog
 from tests.simulation.liar import Liar
 
@@ -226,6 +226,8 @@ class SimNode:
                 self._check_and_submit(message)
             return NodeResponse(self.rng.choice((200, 500)), b"<html>")
         lie = self.liar.answer_reveal(message, self.height)
+        if lie is not None and lie[1].get("log") == BAD_PROOF_LOG:
+            self.on_refusal(message)
         status, body = lie or self._faulty_response(message) or self._check_and_submit(message)
         return _to_answer(status, body)
 
@@ -254,7 +256,7 @@ class SimNode:
     def _refuse_falsely(self, message: RevealMessage) -> tuple[int, dict[str, Any]]:
         self.on_refusal(message)
         if self.fault is NodeFault.BAD_PROOF:
-            return _refusal_response(1, "invalid zero-knowledge proof: verification failed")
+            return _refusal_response(1, BAD_PROOF_LOG)
         self.on_false_refusal(message)
         return _refusal_response(9, "invalid message field: enc_share")
 
@@ -262,7 +264,7 @@ class SimNode:
         height = self.height
         refusal = self.chain.check_reveal(message, height, time=self.chain.head(height).time)
         if refusal is not None:
-            if "verification failed" in refusal[1]:
+            if refusal[1] == BAD_PROOF_LOG:
                 self.on_refusal(message)
             return _refusal_response(*refusal)
         tx = message.to_tx()

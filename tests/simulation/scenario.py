@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tests.simulation.liar import Lie
+from tests.simulation.liar import SCRIPTED_LIES, Lie
 from tests.simulation.node import SCRIPTED_FAULTS, NodeFault
 from tests.simulation.prover import ProverFault
 
@@ -231,7 +231,7 @@ def _add_liar(rng: random.Random, plan: Scenario, liar: LiarPlan) -> Scenario:
     while at < last:
         lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
         end = min(last, at + rng.choice(lengths))
-        lies = liar.lies or tuple(rng.sample(list(Lie), rng.choice((1, 2))))
+        lies = liar.lies or tuple(rng.sample([lie for lie in Lie if lie not in SCRIPTED_LIES], rng.choice((1, 2))))
         episodes.append(LieEpisode(at, end, node, lies))
         at = end + rng.choice((0.0, rng.uniform(1, 60)))
     return replace(

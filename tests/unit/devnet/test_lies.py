@@ -29,6 +29,7 @@ CHANGED: dict[Lie, set[str]] = {
     "false_created": {ROUNDS},
     "false_status": {ROUNDS},
     "false_tree": {TREE},
+    "extended_tree": {TREE},
     "false_spent": {SPENT, RESULT, SEND},
     "error_texts": {BLOCK, TIME, FUTURE},
     "invented_block": {HEAD, FUTURE, SEND},
