@@ -10,7 +10,7 @@ from helper.core.share import TRANSITIONS, Share, ShareState
 from tests.simulation.chain import EPOCH, SimChain
 from tests.simulation.event_log import EventLog
 from tests.simulation.host import ServiceHost
-from tests.simulation.node import SimNode
+from tests.simulation.node import NodeFault, SimNode
 from tests.simulation.prover import ProverFault
 from tests.simulation.scenario import RoundPlan, Scenario
 
@@ -96,7 +96,8 @@ class PromiseChecker:
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if not tracked.is_reposted and now < tracked.share.submit_at - tolerance:
             self._event_log.record_violation("revealed early", nullifier, "by", tracked.share.submit_at - now)
-        if not node.liar.lies:  # what a false node gets says nothing, and no true height keeps a send from it
+        # What a node with heights of its own gets says nothing, and no true height keeps a send from it.
+        if not node.liar.lies and node.fault is not NodeFault.RESET:
             self._check_one_broadcast_per_height(nullifier, self._chain.height, message)
         self._check_reproof_interval(nullifier, message.tx_hash())
 
