@@ -6,7 +6,6 @@ request contains a nullifier: all reveals of a round, or complete blocks, are re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -42,8 +41,8 @@ CONCURRENT_BLOCKS: Final = 8
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
 MAX_READ_SECONDS: Final = 20.0
-"""Seconds in which a node must return a block with its results, if enough others can. A block may have any number, so
-they double while nodes are late and the others do not agree."""
+"""Seconds in which a node must return a block with its results, so that one node keeps no block from being read. A
+block may have any number of results, so the seconds double while nodes are late and the others do not agree."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -86,9 +85,8 @@ class BlockReader:
         """
         said: dict[str, Reveals | Pruned] = {}
         reasons: list[str] = []
-        usable = self._node_pool.usable_services
-        seconds, is_late = self._seconds if len(usable) > self._node_pool.needed else math.inf, False
-        for node, services in usable.items():
+        seconds, is_late = self._seconds, False
+        for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
             for is_rpc in services:

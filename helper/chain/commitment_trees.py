@@ -160,7 +160,7 @@ class RoundTree:
         return self.forks.get(node, self.trunk)
 
     def count_unagreed(self, node: str) -> int:
-        """Number of its leaves that are not agreed: in the trunk or its fork, whichever has more, and being read."""
+        """Number of a node's leaves that are not agreed: those in the trunk or in its fork, and those being read."""
         in_fork = len(self.forks[node].tree) - self._agreed_size if node in self.forks else 0
         unfinished = sum(reading.count for (name, _), reading in self.readings.items() if name == node)
         return max(self.trunk_counts[node], in_fork) + unfinished
@@ -181,6 +181,8 @@ class RoundTree:
         """
         has_root = await self._follow(known_round, client, state, limits)
         if has_root:
+            for is_new_fork in (False, True):
+                self.readings.pop((client.name, is_new_fork), None)
             self.served[client.name] = state
             roots = self.roots.setdefault(client.name, deque(maxlen=MAX_ANCHORS))
             if state.root not in roots:
@@ -198,7 +200,12 @@ class RoundTree:
         size = self._agreed_size
         if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
             raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
-        if state.size > len(branch.tree):
+        # Leaves that take several syncs are not read again because another node has added leaves to the trunk since.
+        reading = self.readings.get((name, False))
+        is_overtaken = reading is not None and reading.first != max(1, branch.next_height)
+        if is_overtaken:
+            del self.readings[name, False]
+        if state.size > len(branch.tree) and not is_overtaken and (name, True) not in self.readings:
             try:
                 return await self._extend(branch, known_round.round_id, client, state, limits)
             except InvalidResponse:
@@ -235,7 +242,6 @@ class RoundTree:
         except ChainResponseError:
             del self.readings[key]
             raise
-        del self.readings[key]
         self.trunk_counts[client.name] += max_count if is_trunk else 0
         return True
 
@@ -550,11 +556,10 @@ class CommitmentTreeSync:
                 # Leaves would be requested for every block up to that height.
                 raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
             limits = _ReadLimits(math.inf, MAX_LEAVES)
-            if self._node_pool.needed > 1:
+            if self._node_pool.needed > 1:  # also while the others are not usable, since this node may never end
                 others = [each for each in self._trees.values() if each is not round_tree]
                 unagreed = sum(each.count_unagreed(node.name) for each in others)
-                is_only = len(self._node_pool.usable_nodes) == 1
-                limits = _ReadLimits(math.inf if is_only else MAX_READ_SECONDS, MAX_UNAGREED_LEAVES - unagreed)
+                limits = _ReadLimits(MAX_READ_SECONDS, MAX_UNAGREED_LEAVES - unagreed)
             if not await round_tree.follow(known_round, node.client, state, limits):
                 return False
         except InvalidResponse:

@@ -374,6 +374,48 @@ async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pyte
         assert len(requests) == len(set(requests)), "no page is read twice"
 
 
+async def test_leaves_without_end_end_a_sync_while_no_other_node_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    env, chain = await sync_tree("liar", "honest")
+    liar, honest = env.nodes
+    chain.append(70, 3)
+    env.endpoints.start_backoff(env.endpoints.nodes[1], "restarts")
+    liar.height = 10**12
+    liar.faults["/leaves"] = lambda _: json_response(200, {})
+    liar.tree |= {"height": 10**12, "next_index_at_root": 100, "root": b64encode(encode_leaf(9)).decode()}
+    await env.endpoints.probe_all()
+    assert [node.name for node in env.endpoints.usable_nodes] == ["liar:1317"]
+    for _ in range(3):
+        await env.trees.sync(100)
+    assert len([path for path in liar.requests if "/leaves?" in path]) <= 8, "a page for each sync, and those before"
+    chain.publish_to(honest)
+    env.clock.advance(60)
+    await env.endpoints.probe_all()
+    for _ in range(2):
+        await env.trees.sync(100)
+    assert env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3)) == Anchor(70, 3, chain.tree.root())
+
+
+@pytest.mark.parametrize("is_false", [False, True])
+async def test_leaves_that_take_long_are_read_although_another_node_adds_some_at_each_sync(
+    monkeypatch: pytest.MonkeyPatch, *, is_false: bool
+) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree((60, 1), (3000, 2), (6000, 3), (9000, 4))
+    liar, honest = env.nodes
+    chain.publish_to(honest)
+    part = FakeTree((60, 1))
+    part.publish_to(liar)
+    await env.start()
+    for number in range(12):
+        part.append(61 + number, 100 + number if is_false else 2 + number)
+        part.publish_to(liar)
+        await env.trees.sync(100)
+    tree = env.trees._trees[ROUND_ID]
+    assert tree.served["honest:1317"] == Anchor(9000, 4, chain.tree.root())
+    assert not tree.readings
+
+
 def leaves_of(chain: FakeTree, size: int) -> bytes:
     return b"".join(chain.tree.leaf(position) for position in range(size))
 
