@@ -23,7 +23,8 @@ from statistics import median
 from typing import Any
 
 import proofs
-from helper.circuits.single_choice import create_sample_job, create_sample_statement
+from helper.circuits.known_circuits import get_generation
+from helper.circuits.single_choice import create_sample_share, create_sample_statement
 
 
 def run_worker(circuit: str, count: int) -> None:
@@ -31,8 +32,9 @@ def run_worker(circuit: str, count: int) -> None:
     cpu = time.process_time()
     proofs.warm(circuit)
     keygen_cpu = time.process_time() - cpu
-    witness = create_sample_job()
-    statement = create_sample_statement(witness, proofs.prove(circuit, **witness))  # the first proof fills caches
+    share, path = create_sample_share()
+    witness = get_generation(circuit).create_job(share, path)
+    statement = create_sample_statement(share, proofs.prove(circuit, **witness))  # the first proof fills caches
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import proofs
 from helper.circuits.generation import CircuitGeneration, Job, RevealFields
-from helper.core.share import SHARE_JSON, Share, share_to_payload
+from helper.core.share import SHARE_COUNT, SHARE_JSON, Share, share_to_payload
 
 if TYPE_CHECKING:
     from helper.chain.reveal_transaction import RevealMessage
 
 
 _POINT_BYTES = 32
+_COMMON_NAMES = frozenset({"op", "circuit", "proof"})
+"""Names in the requests to a prover worker that are not values of a circuit."""
 
 
 class SingleChoiceGeneration(CircuitGeneration):
@@ -77,91 +79,77 @@ class SingleChoiceGeneration(CircuitGeneration):
 
     def self_test(self) -> float:
         """Prove a sample share and verify the proof. Returns the seconds that proving took."""
-        job = create_sample_job()
+        share, path = create_sample_share()
+        job = self.create_job(share, path)
         started = time.perf_counter()
         proved = proofs.prove(self.info.name, **job)
         seconds = time.perf_counter() - started
-        if not proofs.verify(self.info.name, proved.proof, create_sample_statement(job, proved)):
+        if not proofs.verify(self.info.name, proved.proof, create_sample_statement(share, proved)):
             raise proofs.CircuitError(f"{self.info.name}: the proof of the self-test is not valid")
         return seconds
 
     def prove(self, job: Job) -> Job:
         """Create a proof."""
-        proved = proofs.prove(
-            self.info.name,
-            path=bytes.fromhex(job["path"]),
-            position=job["position"],
-            share_comms=bytes.fromhex(job["share_comms"]),
-            primary_blind=bytes.fromhex(job["primary_blind"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            share_index=job["share_index"],
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            round_id=bytes.fromhex(job["round_id"]),
-        )
+        proved = proofs.prove(self.info.name, **_read_values(job))
         return {"proof": proved.proof, "nullifier": proved.nullifier, "root": proved.root}
 
     def parse_statement(self, job: Job) -> proofs.Statement:
         """Return the public inputs of a request to check a proof."""
-        return proofs.Statement(
-            nullifier=bytes.fromhex(job["nullifier"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            root=bytes.fromhex(job["root"]),
-            round_id=bytes.fromhex(job["round_id"]),
-        )
+        return proofs.Statement(**_read_values(job))
 
     def verify(self, proof: bytes, statement: proofs.Statement) -> bool:
         """Verify a proof."""
         return proofs.verify(self.info.name, proof, statement)
 
 
-VOTE_DECISION = 1
-PROPOSAL_ID = 1
-ROUND_ID = (7).to_bytes(32, "little")
-TREE_POSITION = 0
-SHARE_INDEX = 3
+def _read_values(job: Job) -> dict[str, Any]:
+    """Return the values of a request, without those that all circuits have. Each text is the hex of bytes."""
+    return {
+        name: bytes.fromhex(value) if isinstance(value, str) else value
+        for name, value in job.items()
+        if name not in _COMMON_NAMES
+    }
 
 
-def create_sample_job() -> dict[str, Any]:
-    """Return the arguments of `proofs.prove` for the self-test at start-up: a valid share in a tree with one leaf.
+def create_sample_share() -> tuple[Share, bytes]:
+    """Return a valid share for the self-test at start-up, and its path in a tree with one leaf.
 
     The self-test checks keys, prover and verifier, and measures the duration of a proof.
     """
     _, public = proofs.elgamal_keygen(None)
-    ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
+    ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(SHARE_COUNT)]
     blinds = [proofs.random_field() for _ in ciphertexts]
     comms = b"".join(
         proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in zip(blinds, ciphertexts, strict=True)
     )
+    index = 3
+    c1, c2 = ciphertexts[index]
+    share = Share(
+        share_index=index,
+        c1=c1,
+        c2=c2,
+        round_id=(7).to_bytes(32, "little"),
+        proposal_id=1,
+        vote_decision=1,
+        tree_position=0,
+        submit_at=0,
+        shares_hash=proofs.shares_hash(comms),
+        share_comms=comms,
+        primary_blind=blinds[index],
+    )
     tree = proofs.CommitmentTree()
-    tree.append(proofs.vote_commitment(ROUND_ID, proofs.shares_hash(comms), PROPOSAL_ID, VOTE_DECISION))
-    c1, c2 = ciphertexts[SHARE_INDEX]
-    return {
-        "path": tree.path(TREE_POSITION),
-        "position": TREE_POSITION,
-        "share_comms": comms,
-        "primary_blind": blinds[SHARE_INDEX],
-        "c1": c1,
-        "c2": c2,
-        "share_index": SHARE_INDEX,
-        "proposal_id": PROPOSAL_ID,
-        "vote_decision": VOTE_DECISION,
-        "round_id": ROUND_ID,
-    }
+    tree.append(proofs.vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision))
+    return share, tree.path(share.tree_position)
 
 
-def create_sample_statement(job: dict[str, Any], proved: proofs.Proved) -> proofs.Statement:
-    """Return the public inputs of the proof of `create_sample_job`."""
+def create_sample_statement(share: Share, proved: proofs.Proved) -> proofs.Statement:
+    """Return the public inputs of a proof of `create_sample_share`."""
     return proofs.Statement(
         nullifier=proved.nullifier,
-        c1=job["c1"],
-        c2=job["c2"],
-        proposal_id=job["proposal_id"],
-        vote_decision=job["vote_decision"],
+        c1=share.c1,
+        c2=share.c2,
+        proposal_id=share.proposal_id,
+        vote_decision=share.vote_decision,
         root=proved.root,
-        round_id=job["round_id"],
+        round_id=share.round_id,
     )

@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -16,7 +16,7 @@ import httpx
 from helper.chain.chain_data import Anchor, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
-from helper.circuits.single_choice import create_sample_job
+from helper.circuits.single_choice import create_sample_share
 from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
@@ -53,9 +53,8 @@ def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> 
 
 def create_provable_share(proposal_id: int = 1) -> tuple[Share, bytes]:
     """Create a share with a valid witness, and its path in a tree with one leaf."""
-    witness = {**create_sample_job(), "proposal_id": proposal_id}
-    path, position = witness.pop("path"), witness.pop("position")
-    return Share(**witness, tree_position=position, submit_at=0, shares_hash=bytes(32)), path
+    share, path = create_sample_share()
+    return replace(share, proposal_id=proposal_id), path
 
 
 def nullifier_of(blind: bytes) -> bytes:
