@@ -148,7 +148,12 @@ class OperatorActions:
             closed = await self._closed_rounds()
             async for ids in self._iter_batches(share_filter.round_id, share_ids if refs else None):
                 batch = await self._store.run(
-                    retry_failed, ids, share_filter, closed=closed, note=_history_note(actor, "retry"), dry_run=dry_run
+                    retry_failed,
+                    ids,
+                    share_filter,
+                    closed=closed,
+                    note=_history_note(actor, "retried"),
+                    dry_run=dry_run,
                 )
                 counts.update(batch)
                 if batch["retried"] and not dry_run:
@@ -185,7 +190,7 @@ class OperatorActions:
         async def work(counts: Counter[str]) -> None:
             for start in range(0, len(marks), BATCH_SHARES):
                 batch = marks[start : start + BATCH_SHARES]
-                note = _history_note(actor, "export")
+                note = _history_note(actor, "moved to another machine")
                 counts.update(
                     await self._store.run(
                         exported_shares.mark_moved, batch, note=note, idle_only=self._rounds is not None
@@ -198,9 +203,14 @@ class OperatorActions:
     async def import_shares(
         self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False
     ) -> tuple[Counts, list[SkippedRow]]:
-        """Import shares from another host's export; see `import_shares`.
+        """Import shares from another host's export, in batches.
 
         Shares that were moved from this host earlier are retried with their full attempt budget.
+
+        Args:
+            actor: the operator.
+            lines: the lines of the export, without line ends.
+            dry_run: count the shares without storing them.
 
         Returns:
             Number of shares by outcome (docs/schemas/queue-import.json), and the first `MAX_LISTED_SKIPPED` shares that
@@ -213,30 +223,41 @@ class OperatorActions:
         skipped: list[SkippedRow] = []
 
         async def work(counts: Counter[str]) -> None:
-            number = 1
-            async for batch in import_shares(
-                self._store,
-                self._share_checks,
-                lines,
-                note=_history_note(actor, "import"),
-                dry_run=dry_run,
-                find_counted=self._find_counted,
-            ):
-                imported = 0
-                for share in batch:
+            header = parse_header(await anext(lines, b""))
+            chain_id = await self._store.get_meta(CHAIN_ID_KEY)
+            if None not in {chain_id, header.chain_id} and chain_id != header.chain_id:
+                raise ActionRefused(f"the export belongs to chain {header.chain_id}, this queue to {chain_id}")
+            rounds = {stored.round_id: stored for stored in await self._store.list_rounds()}
+            note, received = _history_note(actor, "imported from another machine"), 0
+            async for batch in _batch_lines(lines):
+                results = await self._import_batch(rounds, batch, note=note, dry_run=dry_run)
+                for number, share in enumerate(results, start=received + 1):
                     counts.update(_COUNTERS_BY_RESULT[share.result])
-                    if share.result in _IMPORTED:
-                        imported += 1
-                    elif len(skipped) < MAX_LISTED_SKIPPED:
+                    if share.result not in _IMPORTED and len(skipped) < MAX_LISTED_SKIPPED:
                         round_id = None if share.round_id is None else share.round_id.hex()
                         skipped.append(SkippedRow(number=number, ref=share.ref, round=round_id, reason=share.result))
-                    number += 1
-                if imported and not dry_run:
+                received += len(results)
+                if not dry_run and any(share.result in _IMPORTED for share in results):
                     self._wake()
+            if received != header.shares:
+                raise ExportFileError(f"the export is truncated: received {received} of {header.shares} shares")
 
         counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
         names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
         return {**dict.fromkeys(names, 0), **counts}, skipped
+
+    async def _import_batch(
+        self, rounds: RoundsById, batch: Sequence[bytes], *, note: str, dry_run: bool
+    ) -> list[ImportedShare]:
+        """Import the shares of some lines. Returns their results in the same order."""
+        checked = await anyio.to_thread.run_sync(_validate_lines, self._share_checks, rounds, batch)
+        valid = [share for share in checked if share is not None]
+        sent = [message for share in valid if (message := _sent_message(*share)) is not None]
+        if sent and self._find_counted is not None and not dry_run and (counted := await self._find_counted(sent)):
+            # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
+            await self._store.run(blocks.add_spent, counted)
+        results = iter(await self._store.run(exported_shares.import_shares, valid, note=note, dry_run=dry_run))
+        return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
 
     async def purge(self, actor: Actor, round_id: bytes, *, dry_run: bool = False) -> Counts:
         """Delete all data of a round that the chain has closed, before the retention period ends.
@@ -379,74 +400,9 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _history_note(actor: Actor, name: str) -> str:
+def _history_note(actor: Actor, change: str) -> str:
     """The history entry of a share that an action changed."""
-    texts = {"retry": "retried", "export": "moved to another machine", "import": "imported from another machine"}
-    return f"{texts[name]}, requested by {actor.name}"
-
-
-async def import_shares(
-    store: Store,
-    share_checks: Checks,
-    lines: AsyncIterator[bytes],
-    *,
-    note: str,
-    dry_run: bool,
-    find_counted: CountedLookup | None = None,
-) -> AsyncIterator[list[ImportedShare]]:
-    """Import an export in batches. Yields the results of each batch, in file order.
-
-    Args:
-        store: the queue to import into.
-        share_checks: validates shares.
-        lines: the lines of the export, without line ends.
-        note: the history entry of each imported share.
-        dry_run: count the shares without storing them.
-        find_counted: finds messages that the chain has counted, before they are stored and sent again.
-
-    Raises:
-        ExportFileError: the file is not an export, or it is truncated.
-        ActionRefused: the export belongs to another chain.
-    """
-    head = parse_header(await anext(lines, b""))
-    chain_id = await store.get_meta(CHAIN_ID_KEY)
-    if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
-        raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
-    rounds = {stored.round_id: stored for stored in await store.list_rounds()}
-    lookup = None if dry_run else find_counted
-    count, batch = 0, list[bytes]()
-    async for line in lines:
-        batch.append(line)
-        if len(batch) == BATCH_SHARES:
-            yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
-            count, batch = count + len(batch), []
-    if batch:
-        yield await _import_batch(store, share_checks, rounds, batch, lookup, note=note, dry_run=dry_run)
-    if count + len(batch) != head.shares:
-        raise ExportFileError(f"the export is truncated: received {count + len(batch)} of {head.shares} shares")
-
-
-async def _import_batch(
-    store: Store,
-    share_checks: Checks,
-    rounds: RoundsById,
-    batch: Sequence[bytes],
-    find_counted: CountedLookup | None,
-    *,
-    note: str,
-    dry_run: bool,
-) -> list[ImportedShare]:
-    checked = await anyio.to_thread.run_sync(_validate_lines, share_checks, rounds, batch)
-    sent = [message for share in checked if share is not None and (message := _sent_message(*share)) is not None]
-    if sent and find_counted is not None and (counted := await find_counted(sent)):
-        # This machine may have started after the blocks that contain them. The import then skips them as confirmed.
-        await store.run(blocks.add_spent, counted)
-    results = iter(
-        await store.run(
-            exported_shares.import_shares, [share for share in checked if share is not None], note=note, dry_run=dry_run
-        )
-    )
-    return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
+    return f"{change}, requested by {actor.name}"
 
 
 def _sent_message(exported: ExportedShare, nullifier: bytes) -> SentReveal | None:
@@ -494,6 +450,17 @@ def _fits_round(exported: ExportedShare, stored_round: StoredRound) -> bool:
     options = dict(stored_round.proposals).get(share.proposal_id, ())
     in_time = share.submit_at <= end and exported.due_ms <= (end + RETRY_MARGIN_SECONDS) * 1000
     return share.find_choice_error(options) is None and in_time
+
+
+async def _batch_lines(lines: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    batch: list[bytes] = []
+    async for line in lines:
+        batch.append(line)
+        if len(batch) == BATCH_SHARES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
