@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -45,11 +45,11 @@ DEFAULT_PORT: Final = 8090
 SOCKET_NAME: Final = "helper.sock"
 
 
-def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequence[Path] = DEFAULT_FILES) -> Path | None:
-    """Return the file to read: `explicit`, `$SVOTE_HELPER_CONFIG`, the first candidate that exists, or None.
+def find_file(explicit: Path | None, env: Mapping[str, str]) -> Path | None:
+    """Return the file to read: `explicit`, `$SVOTE_HELPER_CONFIG`, the first of `DEFAULT_FILES` that exists, or None.
 
     An explicitly named file is returned even if it does not exist, so that loading it reports the error. So is a
-    candidate in a directory that this user may not access.
+    default file in a directory that this user may not access.
 
     Raises:
         ConfigError: see `refuse_planted`.
@@ -58,7 +58,7 @@ def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequenc
         return explicit
     if env.get(ENV_FILE):
         return Path(env[ENV_FILE])
-    found = next((path for path in candidates if not is_missing(path)), None)
+    found = next((path for path in DEFAULT_FILES if not is_missing(path)), None)
     if found is not None:
         refuse_planted(found)
     return found

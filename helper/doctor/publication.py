@@ -336,8 +336,6 @@ async def check_voting_config(
     fetcher: ConfigFetcher,
     public_url: str,
     query_chain_keys: Callable[[], Awaitable[Mapping[bytes, bytes]]],
-    *,
-    max_seconds: float = MAX_SECONDS,
 ) -> list[CheckResult]:
     """Fetch the configuration and check it.
 
@@ -345,15 +343,14 @@ async def check_voting_config(
         fetcher: fetches the configuration; closed at the end.
         public_url: base URL at which wallets reach this helper, empty if it is not set.
         query_chain_keys: returns the election authorities' keys on the chain by round id.
-        max_seconds: time limit of the fetch.
     """
     chain_keys = asyncio.ensure_future(query_chain_keys())
     try:
-        async with asyncio.timeout(max_seconds) as limit:
+        async with asyncio.timeout(MAX_SECONDS) as limit:
             config = await fetcher.fetch()
         await asyncio.wait([chain_keys], timeout=(limit.when() or 0.0) - asyncio.get_running_loop().time())
     except (InvalidConfigError, TimeoutError) as error:
-        reason = f"no response within {max_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        reason = f"no response within {MAX_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
         advice = "Check [admin] config_url and this machine's access to it. The page shows the last valid copy."
         return [warn("voting config", f"cannot be fetched: {reason}", advice)]
     finally:

@@ -22,7 +22,7 @@ log = structlog.get_logger("helper.observability")
 INTERVAL_SECONDS: Final = 1.0
 """Seconds between two states."""
 MAX_LISTENERS: Final = 2048
-"""Maximum number of listeners."""
+"""Maximum number of listeners, for those who add them."""
 WAKE_BATCH_SIZE: Final = 32
 """Number of listeners that are woken together."""
 WAKE_PAUSE_SECONDS: Final = 0.01
@@ -52,11 +52,6 @@ class StatusFeed:
     def listener_count(self) -> int:
         """The number of listeners."""
         return len(self._listeners)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the maximum number of listeners is reached."""
-        return len(self._listeners) >= MAX_LISTENERS
 
     async def run(self) -> None:
         """Publish a state every second while there are listeners, until cancelled."""

@@ -21,7 +21,7 @@ from starlette.types import Scope
 from helper.clock import Clock
 from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
-from helper.observability.status_feed import StatusFeed
+from helper.observability.status_feed import MAX_LISTENERS, StatusFeed
 from helper.server.edge import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
@@ -187,7 +187,7 @@ def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
 
 def _stream(feed: StatusFeed) -> Response:
     """Stream the states endlessly. The connection drops a client that does not read (`helper.server.protocol`)."""
-    if feed.is_full:
+    if feed.listener_count >= MAX_LISTENERS:
         raise HTTPException(503, "too many clients are listening; retry later")
     return EventSourceResponse(_encode_events(feed.subscribe()), ping=PING_SECONDS, sep="\n")
 

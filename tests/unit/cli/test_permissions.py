@@ -53,7 +53,8 @@ def test_file_in_inaccessible_directory_exits_4(
     hidden = Path(command.rsplit(maxsplit=1)[-1])
     assert run_command(*command.split()) == 4
     assert capsys.readouterr().err == f"no permission to read {hidden}\n"
-    assert find_file(None, {}, [hidden]) == hidden, "other settings would be those of another helper"
+    monkeypatch.setattr("helper.config.settings_file.DEFAULT_FILES", (hidden,))
+    assert find_file(None, {}) == hidden, "other settings would be those of another helper"
 
 
 def deny_status(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:

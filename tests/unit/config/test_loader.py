@@ -328,16 +328,17 @@ def test_load_unknown_flag_is_a_programming_error() -> None:
         load(None, None, {"helper.prot": 1})
 
 
-def test_find_config_searches_paths_in_order(tmp_path: Path) -> None:
+def test_find_config_searches_paths_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, by_env, local, etc = (tmp_path / name for name in ("named", "env", "here", "etc"))
+    monkeypatch.setattr("helper.config.settings_file.DEFAULT_FILES", (local, etc))
     env = {"SVOTE_HELPER_CONFIG": str(by_env)}
-    assert find_file(named, env, [local, etc]) == named
-    assert find_file(None, env, [local, etc]) == by_env
-    assert find_file(None, {}, [local, etc]) is None
+    assert find_file(named, env) == named
+    assert find_file(None, env) == by_env
+    assert find_file(None, {}) is None
     etc.touch()
-    assert find_file(None, {"SVOTE_HELPER_CONFIG": ""}, [local, etc]) == etc
+    assert find_file(None, {"SVOTE_HELPER_CONFIG": ""}) == etc
     local.touch()
-    assert find_file(None, {}, [local, etc]) == local
+    assert find_file(None, {}) == local
 
 
 def test_line_lookup_finds_sections_and_keys() -> None:

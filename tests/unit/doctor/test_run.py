@@ -16,7 +16,6 @@ import orjson
 import pytest
 
 from helper.clock import SystemClock
-from helper.config.settings_file import find_file
 from helper.core.share import ShareState
 from helper.doctor import CheckResult, Level
 from helper.doctor import run as run_module
@@ -60,7 +59,7 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a temporary working directory, and do not harden the test process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_module, "harden_process", list)
-    monkeypatch.setattr("helper.doctor.publication.find_file", lambda explicit, env: find_file(explicit, env, ()))
+    monkeypatch.setattr("helper.config.settings_file.DEFAULT_FILES", ())
 
 
 async def run_checks(config: str | None = None) -> Results:

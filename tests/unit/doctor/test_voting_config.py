@@ -32,7 +32,6 @@ CONFIG_URL = "https://config.example.org/static.json"
 async def check(
     *responses: httpx.Response,
     public_url: str = "https://zvote.zfnd.org",
-    max_seconds: float = 10,
     chain_keys: Mapping[bytes, bytes] | None = None,
 ) -> dict[str, CheckResult]:
     """Results by subject; each request gets the next response. Nodes without `chain_keys` never respond."""
@@ -54,7 +53,7 @@ async def check(
 
     remaining, transport = list(responses), httpx.MockTransport(respond)
     fetcher = ConfigFetcher(CONFIG_URL, transport=transport, resolve=resolve)
-    results = await check_voting_config(fetcher, public_url, query_chain_keys, max_seconds=max_seconds)
+    results = await check_voting_config(fetcher, public_url, query_chain_keys)
     assert fetcher._http.is_closed
     return {result.subject: result for result in results}
 
@@ -83,9 +82,10 @@ async def test_check_of_round_with_another_key_on_the_chain_warns() -> None:
     assert result.facts == {"rounds": [AUTHENTICATED_ROUND.hex()]}
 
 
-async def test_check_while_nodes_do_not_respond_is_complete() -> None:
+async def test_check_while_nodes_do_not_respond_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.doctor.publication.MAX_SECONDS", 0.2)
     documents = (httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
-    results = await check(*documents, max_seconds=0.2)
+    results = await check(*documents)
     assert results["voting config"].level is Level.OK
     assert "authority keys" not in results
 
@@ -99,12 +99,14 @@ async def test_check_of_unreachable_mirrors_names_reasons() -> None:
     )
 
 
-async def test_check_of_slow_server_ends_in_time() -> None:
+async def test_check_of_slow_server_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.doctor.publication.MAX_SECONDS", 0.05)
+
     async def hang() -> AsyncIterator[bytes]:
         await asyncio.sleep(60)
         yield b""
 
-    (result,) = (await check(httpx.Response(200, content=hang()), max_seconds=0.05)).values()
+    (result,) = (await check(httpx.Response(200, content=hang()))).values()
     assert (result.level, result.message) == (Level.WARN, "cannot be fetched: no response within 0.05 s")
 
 
