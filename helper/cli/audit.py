@@ -56,20 +56,62 @@ _OWN_EXIT_CODES: Final = {True: ExitCode.OK, False: ExitCode.FAILURE, None: Exit
 """Exit codes by whether all shares of the voter were counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
     """What to audit, and which files to write."""
 
-    round_text: str
-    evidence_in: Path | None
-    signed_ea_pk: bytes | None
-    evidence: Path | None
-    report: Path | None
-    cache: Path | None
-    follow: bool
-    archive: bool
-    mine: ShareFile | None
-    reports_mine: bool
+    round_text: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROUND",
+            help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
+            show_default=False,
+        ),
+    ] = ""
+    evidence_in: Annotated[
+        Path | None,
+        typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.", show_default=False),
+    ] = None
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="File to write with all data that was read, to repeat the audit.", show_default=False),
+    ] = None
+    report: Annotated[
+        Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
+    ] = None
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that keeps the blocks that were read; an interrupted audit continues with it.",
+            show_default=False,
+        ),
+    ] = None
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Read and verify reveals until the round is finalized, then audit it.")
+    ] = False
+    archive: Annotated[
+        bool,
+        typer.Option(
+            "--archive", help="Read the round from the archive ([archive] place), for nodes that pruned the blocks."
+        ),
+    ] = False
+    ea_pk: Annotated[
+        str,
+        typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
+    ] = ""
+    mine: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="File with the nullifiers of your shares (hex, one a line, or JSON of your wallet): was each counted?",
+            show_default=False,
+        ),
+    ] = None
+    report_mine: Annotated[
+        bool,
+        typer.Option("--report-mine", help="Show the shares of --mine in the report, which says which ones are yours."),
+    ] = False
+    config: ConfigOption = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,61 +123,7 @@ class _Opened:
     valid_proofs: set[bytes] | None = None
 
 
-def audit(
-    round_text: Annotated[
-        str,
-        typer.Argument(
-            metavar="ROUND",
-            help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
-            show_default=False,
-        ),
-    ] = "",
-    evidence_in: Annotated[
-        Path | None,
-        typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.", show_default=False),
-    ] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(help="File to write with all data that was read, to repeat the audit.", show_default=False),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that keeps the blocks that were read; an interrupted audit continues with it.",
-            show_default=False,
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Read and verify reveals until the round is finalized, then audit it.")
-    ] = False,
-    archive: Annotated[
-        bool,
-        typer.Option(
-            "--archive", help="Read the round from the archive ([archive] place), for nodes that pruned the blocks."
-        ),
-    ] = False,
-    ea_pk: Annotated[
-        str,
-        typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
-    ] = "",
-    mine: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            help="File with the nullifiers of your shares (hex, one a line, or JSON of your wallet): was each counted?",
-            show_default=False,
-        ),
-    ] = None,
-    report_mine: Annotated[
-        bool,
-        typer.Option("--report-mine", help="Show the shares of --mine in the report, which says which ones are yours."),
-    ] = False,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
+def audit(*, options: AuditOptions, json: JsonOption = False) -> None:
     """Check the result of a finished round from public data.
 
     Reads all blocks of the vote from the nodes in [chain] endpoints, the archive or an evidence file, and recomputes
@@ -146,16 +134,15 @@ def audit(
 
     No request concerns a single share. Needs no database and does not disturb a running helper.
     """
-    key = _parse_key(ea_pk)
-    if evidence_in is None and not round_text:
+    key = parse_hex32("--ea-pk", options.ea_pk) if options.ea_pk else None
+    if options.evidence_in is None and not options.round_text:
         raise UsageError("ROUND is required without --from")
-    if (evidence_in is not None) + archive + bool(cache or follow) > 1:
+    if (options.evidence_in is not None) + options.archive + bool(options.cache or options.follow) > 1:
         raise UsageError("--from, --archive, and --cache or --follow exclude each other")
-    if report_mine and (mine is None or report is None):
+    if options.report_mine and (options.mine is None or options.report is None):
         raise UsageError("--report-mine requires --mine and --report")
-    own = None if mine is None else _read_mine(mine)
-    request = _Request(round_text.lower(), evidence_in, key, evidence, report, cache, follow, archive, own, report_mine)
-    completed = anyio.run(_run, config, request)
+    own = None if options.mine is None else _read_mine(options.mine)
+    completed = anyio.run(_run, options, key, own)
     code = _EXIT_CODES[completed.result.verdict]
     if completed.own is not None and code is not ExitCode.FAILURE:
         code = _OWN_EXIT_CODES[completed.own.are_counted]
@@ -167,24 +154,20 @@ def _read_mine(path: Path) -> ShareFile:
         return read_share_file(file.read(MAX_FILE_BYTES + 1))
 
 
-def _parse_key(text: str) -> bytes | None:
-    return parse_hex32("--ea-pk", text) if text else None
-
-
-async def _run(config: Path | None, request: _Request) -> Audit:
+async def _run(options: AuditOptions, signed_ea_pk: bytes | None, mine: ShareFile | None) -> Audit:
     """Make the audit and write the files."""
-    with _optional_file(request.evidence) as evidence, _optional_file(request.report) as report:
-        async with _open_source(config, request) as opened:
+    with _optional_file(options.evidence) as evidence, _optional_file(options.report) as report:
+        async with _open_source(options) as opened:
             is_recorded = evidence is not None or report is not None  # hashing takes time too
             with (
                 closing(RecordingSource(opened.source, opened.round_id, evidence)) as recording,
                 progress_bar("block {task.fields[shown]}") as update,
             ):
-                search = None if request.mine is None else request.mine.search(opened.round_id)
+                search = None if mine is None else mine.search(opened.round_id)
                 completed = await audit_round(
                     recording if is_recorded else opened.source,
                     opened.round_id,
-                    signed_ea_pk=request.signed_ea_pk,
+                    signed_ea_pk=signed_ea_pk,
                     valid_proofs=opened.valid_proofs,
                     search=search,
                     on_progress=lambda done: update(
@@ -195,20 +178,21 @@ async def _run(config: Path | None, request: _Request) -> Audit:
         if search is not None and not search.found:  # not before: where the audit ends must not depend on the file
             raise UsageError("--mine has no share of this round")
         if report is not None:
-            command = _command(request, completed)
-            page = create_report(completed, recording.hashes, command, has_own_shares=request.reports_mine)
+            command = _command(options, completed)
+            page = create_report(completed, recording.hashes, command, has_own_shares=options.report_mine)
             report.write(page.encode())
     return completed
 
 
 @asynccontextmanager
-async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[_Opened]:
-    if request.evidence_in is not None:
-        if not request.evidence_in.exists():
-            raise FileNotFoundError(2, "no such file", str(request.evidence_in))
-        stored = EvidenceSource(request.evidence_in)
+async def _open_source(options: AuditOptions) -> AsyncIterator[_Opened]:
+    text = options.round_text.lower()
+    if options.evidence_in is not None:
+        if not options.evidence_in.exists():
+            raise FileNotFoundError(2, "no such file", str(options.evidence_in))
+        stored = EvidenceSource(options.evidence_in)
         try:
-            if not stored.round_id.hex().startswith(request.round_text):
+            if not stored.round_id.hex().startswith(text):
                 raise NotFound(
                     f"the evidence is of round {stored.round_id.hex()}", advice="Leave ROUND out, or use another file."
                 )
@@ -216,18 +200,18 @@ async def _open_source(config: Path | None, request: _Request) -> AsyncIterator[
         finally:
             stored.close()
         return
-    if request.archive:
-        async with _open_archived_round(config, request.round_text) as opened:
+    if options.archive:
+        async with _open_archived_round(options.config, text) as opened:
             yield opened
         return
-    async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
-        round_id = await _find_round(nodes, request.round_text)
+    async with open_node_pool(options.config) as nodes, _monitored(nodes) as readers:
+        round_id = await _find_round(nodes, text)
         source = NodeSource(readers, round_id)
-        if request.cache is None and not request.follow:
+        if options.cache is None and not options.follow:
             yield _Opened(source, round_id)
             return
-        with _cache_file(request.cache) as path, closing(BlockCache(source, path, round_id)) as cache:
-            valid_proofs = await _follow(readers, cache, round_id) if request.follow else None
+        with _cache_file(options.cache) as path, closing(BlockCache(source, path, round_id)) as cache:
+            valid_proofs = await _follow(readers, cache, round_id) if options.follow else None
             yield _Opened(cache, round_id, valid_proofs)
 
 
@@ -306,9 +290,9 @@ def _optional_file(path: Path | None) -> AbstractContextManager[IO[bytes] | None
     return nullcontext() if path is None else new_file(path)
 
 
-def _command(request: _Request, completed: Audit) -> str:
+def _command(options: AuditOptions, completed: Audit) -> str:
     """The command that repeats the audit."""
-    source = f"--from {request.evidence.name}" if request.evidence is not None else completed.result.round_id.hex()
+    source = f"--from {options.evidence.name}" if options.evidence is not None else completed.result.round_id.hex()
     return f"svote-helper audit {source}"
 
 
