@@ -49,8 +49,7 @@ from helper.core.refusals import (
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
 from helper.server import protocol
-from helper.server.protocol import Headers
-from helper.server.request_trace import TRACE_HEADER, TRACE_ID, RequestTrace
+from helper.server.protocol import TRACE_HEADER, Headers, RequestTrace
 
 log = structlog.get_logger("helper.server")
 
@@ -74,6 +73,7 @@ _PREFLIGHT: Final = (
 _STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
 _ID_HEADER: Final = REQUEST_ID_HEADER.lower().encode()
 _WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
+_TRACE_ID: Final = re.compile(rb"[0-9A-Fa-f]{32}")
 _ID_BYTES: Final = 8
 _ID_BATCH: Final = 256
 """Ids generated from one read of the system's random source."""
@@ -200,7 +200,7 @@ class Edge:
     def _begin_trace(request: protocol.Request, clock: Clock) -> None:
         """Trace a request of the wallet API that has a valid id."""
         ids = [value for name, value in request.headers if name == TRACE_HEADER]
-        if len(ids) == 1 and TRACE_ID.fullmatch(ids[0]) and request.path.startswith(WALLET_PREFIX):
+        if len(ids) == 1 and _TRACE_ID.fullmatch(ids[0]) and request.path.startswith(WALLET_PREFIX):
             request.trace = RequestTrace(ids[0], clock)
             if request.is_body_complete:
                 request.trace.note_body_end()

@@ -89,7 +89,6 @@ from helper.server.connection_limits import (
     ConnectionProgress,
 )
 from helper.server.request_parser import InvalidRequestError, RequestHead, RequestParser
-from helper.server.request_trace import RequestTrace
 
 log = structlog.get_logger("helper.server")
 
@@ -106,6 +105,8 @@ _BODILESS_STATUSES: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MOD
 _CREDENTIALS: Final = struct.Struct("3i")
 _RESET: Final = struct.pack("ii", 1, 0)
 """Value of `SO_LINGER` with which closing resets the connection, and drops what is not sent."""
+TRACE_HEADER: Final = b"x-vote-request-id"
+"""Header that names a request to trace, and its response (`RequestTrace`)."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -293,6 +294,32 @@ class Listener:
     def _discard_task(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         self.ended.set()
+
+
+class RequestTrace:
+    """The times of a request, which begins now, in headers of its response, for clients that measure latency.
+
+    None is stored or logged.
+    """
+
+    def __init__(self, trace_id: bytes, clock: Clock) -> None:
+        self._id = trace_id
+        self._clock = clock
+        self._started_at, self._started = clock.now(), clock.monotonic()
+        self._body: list[tuple[bytes, bytes]] = []
+
+    def note_body_end(self) -> None:
+        """Note that the body was received completely."""
+        self._body = [(b"x-vote-body-read-us", self._elapsed_us())]
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of a response that begins now."""
+        started = b"%d" % (self._started_at * 1e6)
+        times = [(b"x-vote-handler-started-us", started), (b"x-vote-handler-duration-us", self._elapsed_us())]
+        return [(TRACE_HEADER, self._id.lower()), *times, *self._body]
+
+    def _elapsed_us(self) -> bytes:
+        return b"%d" % ((self._clock.monotonic() - self._started) * 1e6)
 
 
 class Request:
