@@ -6,7 +6,7 @@ block times and no other transactions. All other data then comes from the nodes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from audit import source as sources
@@ -17,7 +17,6 @@ from helper.errors import ChainUnavailable, InvalidResponse, ProofBundleError
 from helper.object_store import Bucket
 from helper.operations.archive_reader import ArchivedRound, list_blocks, read_blocks, read_round
 from helper.operations.archived_objects import RoundManifest, documents_name, manifest_name, pack_documents
-from proofs import CircuitInfo
 
 _HEADS = "heads"
 """Name of the document with the nodes' data about the block at the manifest's height."""
@@ -28,7 +27,6 @@ class ArchiveSource:
 
     Args:
         bucket: the archive's bucket.
-        circuits: the known circuits.
         round_id: 32 bytes.
         documents: the archived documents of the round, or another source of them.
         blocks: names of the objects with all blocks of the round; None if only the reveals are archived.
@@ -40,13 +38,11 @@ class ArchiveSource:
     def __init__(
         self,
         bucket: Bucket,
-        circuits: Mapping[str, CircuitInfo],
         round_id: bytes,
         documents: ArchivedRound | AuditSource,
         blocks: Sequence[str] | None = None,
     ) -> None:
         self._bucket = bucket
-        self._circuits = circuits
         self._round_id = round_id
         self._documents = documents
         self._blocks = blocks
@@ -84,7 +80,7 @@ class ArchiveSource:
 
     async def _read_blocks(self) -> AsyncGenerator[AuditBlock]:
         assert self._blocks is not None
-        stored = read_blocks(self._bucket, self._circuits, self._round_id, self._blocks)
+        stored = read_blocks(self._bucket, self._round_id, self._blocks)
         async with aclosing(stored) as blocks:
             async for block, reveals in blocks:
                 txs = [AuditTx(tx.raw, tx.code) for tx in block.others]
@@ -95,7 +91,7 @@ class ArchiveSource:
     async def _read_reveals(self) -> AsyncGenerator[AuditBlock]:
         height = 0
         txs: list[AuditTx] = []
-        async with aclosing(read_round(self._bucket, self._circuits, self._round_id)) as groups:
+        async with aclosing(read_round(self._bucket, self._round_id)) as groups:
             async for group in groups:
                 for bundle in group:
                     if bundle.height != height and txs:
@@ -107,9 +103,7 @@ class ArchiveSource:
             yield AuditBlock(height, None, tuple(txs))
 
 
-async def open_archived_round(
-    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes, stored: ArchivedRound
-) -> ArchiveSource:
+async def open_archived_round(bucket: Bucket, round_id: bytes, stored: ArchivedRound) -> ArchiveSource:
     """Return the source of a finished round.
 
     Raises:
@@ -123,7 +117,7 @@ async def open_archived_round(
     if facts is not None:
         heights = range(facts.created_at_height, stored.manifest.height + 1)
         blocks = await list_blocks(bucket, stored.manifest.chain_id, heights)
-    return ArchiveSource(bucket, circuits, round_id, stored, blocks)
+    return ArchiveSource(bucket, round_id, stored, blocks)
 
 
 async def archive_documents(

@@ -17,7 +17,7 @@ from audit.own_shares import FoundReveal, ProofState, ShareSearch
 from audit.transactions import Cast, Delegation
 from helper.chain.chain_data import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import circuit_infos, get_generation
+from helper.circuits.known_circuits import circuit_of_proof, get_generation
 from proofs import CommitmentTree, EncodingError, ProofsError, Statement
 
 
@@ -237,7 +237,6 @@ class RevealChecks:
         self._pending: list[_Reveal] = []
         self._batches: deque[_Batch] = deque()
         self._verifying = anyio.CapacityLimiter(MAX_VERIFYING)
-        self._circuits = {info.proof_bytes: name for name, info in circuit_infos().items()}
         self.counts: Counter[Option] = Counter()
         self.sums: dict[Option, bytes] = {}
         self.verified = 0
@@ -325,7 +324,7 @@ class RevealChecks:
         for reveal in pending:
             message = reveal.message
             findings.count += 1
-            circuit = self._circuits.get(len(message.proof))
+            circuit = circuit_of_proof(message.proof)
             root = self._roots.get(message.anchor_height)
             reveal.set_proof(ProofState.INVALID)
             if circuit is None:
@@ -338,9 +337,9 @@ class RevealChecks:
             elif self._valid_proofs and proof_id(message, root) in self._valid_proofs:
                 reveal.set_proof(ProofState.VALID)
             else:
-                statement = get_generation(circuit).create_statement(message, root)
+                statement = get_generation(circuit.name).create_statement(message, root)
                 assert isinstance(statement, Statement)
-                items.append(_Item(reveal, circuit, statement))
+                items.append(_Item(reveal, circuit.name, statement))
         return items
 
     def _add_sums(self, pending: list[_Reveal]) -> None:

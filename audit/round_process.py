@@ -18,7 +18,6 @@ from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
 from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
-from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock, SystemClock
 from helper.errors import HelperError
 from helper.object_store import Bucket
@@ -53,7 +52,7 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
             await pool.aclose()
     if not job.config.archive.audit:
         return None
-    completed = await audit_round(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
+    completed = await audit_round(await open_archived_round(bucket, round_id, archived), round_id)
     result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})
     await bucket.put(audit_name(round_id), result.to_line())
     return result.verdict

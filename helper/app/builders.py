@@ -17,7 +17,6 @@ from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
-from helper.circuits.known_circuits import circuit_infos
 from helper.clock import Clock
 from helper.config.sections import ROLES, Config, Role
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
@@ -245,7 +244,6 @@ def build_archive(
         bucket,
         RevealHistory(open_readers()),
         rounds=lambda: chain.rounds.agreed_rounds() if chain.rounds.is_synced else None,
-        circuits=circuit_infos(),
         clock=clock,
         interval_seconds=config.archive.check_seconds,
         is_writer=is_writer,

@@ -164,4 +164,9 @@ class CircuitGeneration(ABC):
 
     @abstractmethod
     def verify(self, proof: bytes, statement: Any) -> bool:
-        """Whether a proof is valid for a statement of this generation."""
+        """Whether a proof is valid for a statement of this generation.
+
+        Raises:
+            EncodingError: the statement is malformed.
+            CircuitError: the verifying key does not have the expected fingerprint.
+        """

@@ -36,14 +36,9 @@ def circuit_infos() -> dict[str, CircuitInfo]:
     return {name: generation.info for name, generation in GENERATIONS.items()}
 
 
-def verify_proof(circuit: str, proof: bytes, statement: Any) -> bool:
-    """Whether a proof is valid for a statement of this generation.
-
-    Raises:
-        EncodingError: the statement is malformed.
-        CircuitError: the circuit is unknown, or its verifying key does not have the expected fingerprint.
-    """
-    return get_generation(circuit).verify(proof, statement)
+def circuit_of_proof(proof: bytes) -> CircuitInfo | None:
+    """Return the constants of the generation whose proofs have this length; None if there is none."""
+    return next((info for info in circuit_infos().values() if info.proof_bytes == len(proof)), None)
 
 
 def share_body_schema() -> ObjectField | Mapping[str, Any]:

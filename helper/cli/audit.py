@@ -23,7 +23,6 @@ from audit.node_source import NodeSource
 from audit.own_shares import MAX_FILE_BYTES, ShareFile, read_share_file
 from audit.source import AuditSource, DataMissing
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
-from helper.circuits.known_circuits import circuit_infos
 from helper.cli.chain import open_node_pool
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
@@ -223,11 +222,11 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
     round_id = _match_round(text, {folder for folder in folders if parse_round_directory(folder) is not None})
     archived = await read_finished_round(bucket, round_id)
     if archived is not None:
-        yield _Opened(await open_archived_round(bucket, circuit_infos(), round_id, archived), round_id)
+        yield _Opened(await open_archived_round(bucket, round_id, archived), round_id)
         return
     async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
         source = NodeSource(readers, round_id)
-        yield _Opened(ArchiveSource(bucket, circuit_infos(), round_id, source), round_id)
+        yield _Opened(ArchiveSource(bucket, round_id, source), round_id)
 
 
 @asynccontextmanager

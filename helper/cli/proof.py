@@ -10,7 +10,6 @@ import anyio
 import typer
 
 from helper.chain.block_reader import ChainLookups
-from helper.circuits.known_circuits import circuit_infos, verify_proof
 from helper.cli.chain import open_node_pool
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
@@ -133,7 +132,7 @@ def export(
     """
     search = _create_search(OperatorApi.of(options), nullifier, round_id, from_height, to_height, source)
     proof_bundle, source = anyio.run(_find, options.config, search)
-    verify_bundle(proof_bundle, verify_proof)
+    verify_bundle(proof_bundle)
     bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
     with acting_as_owner(path) as real:
@@ -167,8 +166,8 @@ def verify(
     confirmed: bool | None = None
     reason: str | None = None
     try:
-        proof_bundle = unpack_bundle(content, circuit_infos())
-        verify_bundle(proof_bundle, verify_proof)
+        proof_bundle = unpack_bundle(content)
+        verify_bundle(proof_bundle)
         fields = _bundle_fields(proof_bundle)
         if online:
             anyio.run(_verify_online, config, proof_bundle)
@@ -224,9 +223,9 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
         return None
     try:
         bucket = open_archive_bucket(settings, SystemClock())
-        bundle = await find_bundle(bucket, circuit_infos(), search.nullifier, search.round_ids)
+        bundle = await find_bundle(bucket, search.nullifier, search.round_ids)
         if bundle is not None:
-            verify_bundle(bundle, verify_proof)
+            verify_bundle(bundle)
         return bundle
     except (BucketError, ProofBundleError) as error:
         if required:
@@ -254,7 +253,7 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
             chain_id=nodes.chain_id or "",
             height=counted.height,
             transaction=counted.raw,
-            circuit=find_circuit(circuit_infos(), message.proof),
+            circuit=find_circuit(message.proof),
             root=state.root,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -38,7 +38,6 @@ from helper.operations.archived_objects import (
     unpack_documents,
 )
 from helper.operations.proof_bundle import ProofBundle, unpack_bundle
-from proofs import CircuitInfo
 
 CONCURRENCY = 8
 """Index parts that are read concurrently."""
@@ -55,9 +54,7 @@ def open_archive_bucket(config: Config, clock: Clock) -> Bucket:
     return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock)
 
 
-async def find_bundle(
-    bucket: Bucket, circuits: Mapping[str, CircuitInfo], nullifier: bytes, round_ids: Sequence[bytes]
-) -> ProofBundle | None:
+async def find_bundle(bucket: Bucket, nullifier: bytes, round_ids: Sequence[bytes]) -> ProofBundle | None:
     """Return the bundle of the reveal with this nullifier, None if the archive does not contain it.
 
     Reads all index parts of a round, then one bundle by name. The operator of the object store can see which bundle is
@@ -65,7 +62,6 @@ async def find_bundle(
 
     Args:
         bucket: the archive's bucket.
-        circuits: the known circuits.
         nullifier: 32 bytes.
         round_ids: the rounds to search, empty for all archived rounds.
 
@@ -82,20 +78,18 @@ async def find_bundle(
     for round_id in round_ids:
         entry = await _find_index_entry(bucket, round_id, nullifier)
         if entry is not None:
-            return await _read_bundle(bucket, circuits, round_id, entry)
+            return await _read_bundle(bucket, round_id, entry)
     return None
 
 
-async def read_round(
-    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes
-) -> AsyncGenerator[list[ProofBundle]]:
+async def read_round(bucket: Bucket, round_id: bytes) -> AsyncGenerator[list[ProofBundle]]:
     """Iterate over the bundles of a round, one index part at a time, by height.
 
     Raises:
         ProofBundleError: an object is missing or was altered.
         BucketError: the object store is unreachable.
     """
-    read = partial(_read_bundle, bucket, circuits, round_id)
+    read = partial(_read_bundle, bucket, round_id)
     for name in sorted(await bucket.list_names(index_directory(round_id))):
         part = await bucket.get(name)
         entries = [] if part is None else list(parse_lines(IndexEntry, part.body))
@@ -155,7 +149,7 @@ async def list_blocks(bucket: Bucket, chain_id: str, heights: range) -> list[str
 
 
 async def read_blocks(
-    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes, names: Sequence[str]
+    bucket: Bucket, round_id: bytes, names: Sequence[str]
 ) -> AsyncGenerator[tuple[ArchivedBlock, list[bytes]]]:
     """Iterate over the blocks in some objects, each with the transactions of the round's reveals.
 
@@ -166,7 +160,7 @@ async def read_blocks(
 
     async def read(height: int, reveal: ArchivedReveal) -> bytes:
         name = bundle_name(round_id, reveal.transaction)
-        proof_bundle = unpack_bundle(await _get(bucket, name), circuits)
+        proof_bundle = unpack_bundle(await _get(bucket, name))
         if (proof_bundle.tx_hash, proof_bundle.height) != (reveal.transaction, height):
             raise ProofBundleError(f"the archive's bundle of {reveal.transaction}: content does not match the block")
         return proof_bundle.transaction
@@ -191,9 +185,7 @@ async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -
     return None
 
 
-async def _read_bundle(
-    bucket: Bucket, circuits: Mapping[str, CircuitInfo], round_id: bytes, entry: IndexEntry
-) -> ProofBundle:
+async def _read_bundle(bucket: Bucket, round_id: bytes, entry: IndexEntry) -> ProofBundle:
     """Read the bundle of an index entry, and compare it with the entry.
 
     Neither verifies the proof nor checks that the chain confirmed the reveal.
@@ -204,7 +196,7 @@ async def _read_bundle(
     bundle = await _get(bucket, bundle_name(round_id, entry.transaction))
     if sha256(bundle).hexdigest() != entry.sha256:
         raise ProofBundleError(f"the archive's bundle of {entry.transaction}: hash does not match the index")
-    proof_bundle = unpack_bundle(bundle, circuits)
+    proof_bundle = unpack_bundle(bundle)
     message = proof_bundle.message
     expected = entry.transaction, entry.height, entry.nullifier, round_id
     if (proof_bundle.tx_hash, proof_bundle.height, message.nullifier.hex(), message.round_id) != expected:

@@ -7,7 +7,7 @@ shares of this helper. No other component waits for it. Failed writes are retrie
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -39,7 +39,6 @@ from helper.operations.archived_objects import (
     progress_name,
 )
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle
-from proofs import CircuitInfo
 
 log = structlog.get_logger("helper.operations")
 
@@ -64,7 +63,6 @@ class ArchiveWriter:
         bucket: the archive's bucket.
         history: reads the blocks; closed with the writer.
         rounds: the chain's rounds, None while unknown.
-        circuits: the known circuits.
         clock: the time.
         interval_seconds: seconds between two checks for new blocks.
         is_writer: whether this host writes the archive; a second writer would write the same objects again.
@@ -76,7 +74,6 @@ class ArchiveWriter:
         history: RevealHistory,
         *,
         rounds: Callable[[], Sequence[Round] | None],
-        circuits: Mapping[str, CircuitInfo],
         clock: Clock,
         interval_seconds: float,
         is_writer: Callable[[], bool] = lambda: True,
@@ -84,7 +81,6 @@ class ArchiveWriter:
         self._bucket = bucket
         self._history = history
         self._rounds = rounds
-        self._circuits = circuits
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._is_writer = is_writer
@@ -246,7 +242,7 @@ class ArchiveWriter:
                 chain_id=chain_id,
                 height=reveal.height,
                 transaction=reveal.raw,
-                circuit=find_circuit(self._circuits, message.proof),
+                circuit=find_circuit(message.proof),
                 root=await self._get_root(message.round_id, message.anchor_height),
             )
             bundle = await anyio.to_thread.run_sync(pack_bundle, proof_bundle)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import get_generation
+from helper.circuits.known_circuits import GENERATIONS, circuit_of_proof, get_generation
 from helper.core.json_records import HEX_32, TX_HASH
 from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError
@@ -43,7 +43,6 @@ MEMBERS: Final = (TRANSACTION, PROOF, INPUTS, MANIFEST)
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 Model = TypeVar("Model", bound=BaseModel)
-Verifier = Callable[[str, bytes, Any], bool]
 _Hex32 = Annotated[str, Field(pattern=HEX_32)]
 _Height = Annotated[int, Field(ge=1, le=2**62)]
 
@@ -121,30 +120,27 @@ class _Inputs(BaseModel):
     root: _Hex32
 
 
-def find_circuit(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo:
+def find_circuit(proof: bytes) -> CircuitInfo:
     """Return the circuit with this proof length.
 
     Raises:
         ProofBundleError: no circuit has it.
     """
-    circuit = next((info for info in circuits.values() if info.proof_bytes == len(proof)), None)
+    circuit = circuit_of_proof(proof)
     if circuit is None:
         raise ProofBundleError(f"no known circuit has proofs of {len(proof)} bytes")
     return circuit
 
 
-def verify_bundle(proof_bundle: ProofBundle, verify: Verifier) -> None:
+def verify_bundle(proof_bundle: ProofBundle) -> None:
     """Verify the proof of a bundle against its public inputs.
-
-    Args:
-        proof_bundle: the bundle.
-        verify: the verifier (`proofs.verify`).
 
     Raises:
         ProofBundleError: the proof is invalid.
     """
     try:
-        is_valid = verify(proof_bundle.circuit.name, proof_bundle.message.proof, proof_bundle.statement)
+        generation = get_generation(proof_bundle.circuit.name)
+        is_valid = generation.verify(proof_bundle.message.proof, proof_bundle.statement)
     except EncodingError as error:
         raise ProofBundleError(f"{error.field}: invalid encoding ({error.reason})") from None
     if not is_valid:
@@ -206,12 +202,11 @@ def read_bundle_file(path: Path) -> bytes:
         return file.read(MAX_BUNDLE_BYTES + 1)
 
 
-def unpack_bundle(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
+def unpack_bundle(bundle: bytes) -> ProofBundle:
     """Decode a bundle and check that its parts are consistent. Does not verify the proof.
 
     Args:
         bundle: the zip file; untrusted.
-        circuits: the known circuits.
 
     Raises:
         ProofBundleError: it is not a bundle, or its parts contradict each other. The error names the part.
@@ -225,15 +220,15 @@ def unpack_bundle(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBu
             raise ProofBundleError(f"{name}: hash does not match the manifest")
     if sha256(contents[TRANSACTION]).hexdigest().upper() != manifest.transaction_hash:
         raise ProofBundleError(f"{MANIFEST}: transaction_hash does not match the transaction")
-    circuit = circuits.get(manifest.circuit.name)
-    if circuit is None or circuit.fingerprint != manifest.circuit.fingerprint:
+    generation = GENERATIONS.get(manifest.circuit.name)
+    if generation is None or generation.info.fingerprint != manifest.circuit.fingerprint:
         raise ProofBundleError(f"{MANIFEST}: unknown circuit")
     inputs = _parse_model(_Inputs, INPUTS, contents[INPUTS])
     proof_bundle = ProofBundle(
         chain_id=manifest.chain_id,
         height=manifest.height,
         transaction=contents[TRANSACTION],
-        circuit=circuit,
+        circuit=generation.info,
         root=bytes.fromhex(inputs.root),
     )
     if proof_bundle.message.proof != contents[PROOF]:

@@ -18,6 +18,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
+from helper.circuits.known_circuits import circuit_of_proof
 from helper.core.json_records import HEX_32
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
@@ -25,7 +26,6 @@ from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_hea
 from helper.store.action_models import ExportedShare
 from helper.store.models import PreparedReveal
 from helper.store.table_rows import RevealRow
-from proofs import CIRCUITS
 
 READABLE_VERSIONS: Final = (1, 2)
 WRITTEN_VERSION: Final = 1
@@ -37,7 +37,6 @@ SVOTED_STAGE: Final = "svoted"
 """Stage of a share that had failed permanently in svoted's helper."""
 
 _RECEIVED, _WITNESSED, _SUBMITTED, _FAILED = 0, 1, 2, 3
-_CIRCUITS_BY_PROOF_BYTES: Final = {circuit.proof_bytes: name for name, circuit in CIRCUITS.items()}
 _MAX_INTEGER: Final = 2**53
 _Integer = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 
@@ -105,13 +104,11 @@ class SvotedExport:
     """A file of svoted's helper, converted.
 
     Attributes:
-        round_id: the round of its shares, 32 bytes.
         lines: the shares to import, as lines of this helper's export format, with its header.
         numbers: the 1-based row in the file of each line after the header.
         submitted: number of rows without a witness, because their shares are already revealed.
     """
 
-    round_id: bytes
     lines: tuple[bytes, ...] = field(repr=False)
     numbers: tuple[int, ...]
     submitted: int
@@ -147,7 +144,7 @@ def read_svoted_export(data: bytes) -> SvotedExport:
             lines.append(line)
             numbers.append(number)
     header = ExportHeader(chain_id=None, made_at=file.exported_at, shares=len(lines))
-    return SvotedExport(round_id, (encode_header(header), *lines), tuple(numbers), submitted)
+    return SvotedExport((encode_header(header), *lines), tuple(numbers), submitted)
 
 
 def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | None:
@@ -197,7 +194,7 @@ def _read_pending(content: Any, share: Share) -> RevealRow | None:
     except ValidationError:
         return None
     reveal = pending.reveal
-    circuit = _CIRCUITS_BY_PROOF_BYTES.get(len(reveal.proof))
+    circuit = circuit_of_proof(reveal.proof)
     revealed = (reveal.vote_round_id, reveal.enc_share, reveal.proposal_id, reveal.vote_decision)
     if circuit is None or revealed != (share.round_id, share.c1 + share.c2, share.proposal_id, share.vote_decision):
         return None
@@ -211,7 +208,7 @@ def _read_pending(content: Any, share: Share) -> RevealRow | None:
         anchor_height=reveal.vote_comm_tree_anchor_height,
     )
     since = pending.since_height
-    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), message.anchor_height, circuit, since)
+    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), message.anchor_height, circuit.name, since)
     return RevealRow.of(prepared, 1 + pending.rebroadcast_count, since, since, None, None)
 
 

@@ -29,7 +29,7 @@ from helper.operations.proof_bundle import (
     unpack_bundle,
     verify_bundle,
 )
-from proofs import CIRCUITS, verify
+from proofs import CIRCUITS
 from tests.conftest import read_recorded_lines
 from tests.recorded.test_chain_data import message_from_request
 
@@ -74,11 +74,11 @@ def with_manifest_changes(**changes: Any) -> bytes:
 
 
 def test_bundle_of_confirmed_reveal_is_valid_and_deterministic() -> None:
-    assert unpack_bundle(BUNDLE, CIRCUITS) == FIRST_EVIDENCE
-    verify_bundle(FIRST_EVIDENCE, verify)
+    assert unpack_bundle(BUNDLE) == FIRST_EVIDENCE
+    verify_bundle(FIRST_EVIDENCE)
     assert pack_bundle(create_evidence()) == BUNDLE == write_zip(read_parts())
     assert len(BUNDLE) < MAX_BUNDLE_BYTES / 4
-    assert find_circuit(CIRCUITS, FIRST_EVIDENCE.message.proof).name == "k11"
+    assert find_circuit(FIRST_EVIDENCE.message.proof).name == "k11"
     manifest = orjson.loads(read_parts()[MANIFEST])
     assert manifest["transaction_hash"] == "B2A95868D8CBF9BB89D07A8CD4321699F443D0C294F92EFBF33D3712E014BB72"
     assert manifest["circuit"]["fingerprint"] == CIRCUITS["k11"].fingerprint
@@ -116,9 +116,9 @@ def with_other_transaction(**changes: Any) -> bytes:
     ],
 )
 def test_verify_complete_bundle_with_false_statement_is_refused(make: Callable[[], bytes], error: str) -> None:
-    evidence = unpack_bundle(make(), CIRCUITS)
+    evidence = unpack_bundle(make())
     with pytest.raises(ProofBundleError, match=error):
-        verify_bundle(evidence, verify)
+        verify_bundle(evidence)
 
 
 def with_swapped_part(name: str) -> bytes:
@@ -195,7 +195,7 @@ def zip_with_false_size() -> bytes:
 )
 def test_verify_malformed_bundle_is_refused_with_reason(make: Callable[[], bytes], error: str) -> None:
     with pytest.raises(ProofBundleError, match=error):
-        unpack_bundle(make(), CIRCUITS)
+        unpack_bundle(make())
 
 
 def with_parts_and_hashes(**changed: bytes) -> bytes:
@@ -215,16 +215,15 @@ def with_parts_and_hashes(**changed: bytes) -> bytes:
 def test_verify_mismatched_parts_with_valid_hashes_is_refused() -> None:
     foreign = read_parts(pack_bundle(create_evidence(1)))
     with pytest.raises(ProofBundleError, match="does not match the proof in the transaction"):
-        unpack_bundle(with_parts_and_hashes(proof=foreign[PROOF]), CIRCUITS)
+        unpack_bundle(with_parts_and_hashes(proof=foreign[PROOF]))
     with pytest.raises(ProofBundleError, match="does not match the transaction"):
-        unpack_bundle(with_parts_and_hashes(inputs=foreign[INPUTS]), CIRCUITS)
+        unpack_bundle(with_parts_and_hashes(inputs=foreign[INPUTS]))
     with pytest.raises(ProofBundleError, match="does not match the transaction"):
         unpack_bundle(
             with_parts_and_hashes(inputs=read_parts()[INPUTS].replace(b'"proposal_id": 1', b'"proposal_id": 2')),
-            CIRCUITS,
         )
     with pytest.raises(ProofBundleError, match=r"public-inputs\.json: root"):
-        unpack_bundle(with_parts_and_hashes(inputs=read_parts()[INPUTS].replace(b'"root": "', b'"root": "0')), CIRCUITS)
+        unpack_bundle(with_parts_and_hashes(inputs=read_parts()[INPUTS].replace(b'"root": "', b'"root": "0')))
 
 
 def test_verify_other_transaction_is_refused() -> None:
@@ -235,15 +234,15 @@ def test_verify_other_transaction_is_refused() -> None:
     with pytest.raises(ProofBundleError, match="64 bytes"):
         pack_bundle(replace(FIRST_EVIDENCE, transaction=short))
     with pytest.raises(ProofBundleError, match="no known circuit"):
-        find_circuit(CIRCUITS, b"p" * 4001)
+        find_circuit(b"p" * 4001)
 
 
 def test_verify_reveal_with_unknown_field_is_valid() -> None:
     """Another helper's transaction may contain a field unknown to this version; the chain counted it unchanged."""
     wider = replace(FIRST_EVIDENCE, transaction=FIRST_EVIDENCE.transaction + b"\xf8\x01\x01")
-    assert unpack_bundle(pack_bundle(wider), CIRCUITS) == wider
+    assert unpack_bundle(pack_bundle(wider)) == wider
     assert wider.tx_hash != FIRST_EVIDENCE.tx_hash
-    verify_bundle(wider, verify)
+    verify_bundle(wider)
     assert RevealMessage.from_tx(wider.transaction) == FIRST_EVIDENCE.message
 
 
@@ -253,7 +252,7 @@ def test_verify_bundle_with_changed_byte_is_refused(at: int, change: int) -> Non
     broken = bytearray(BUNDLE)
     broken[at] ^= change
     with pytest.raises(ProofBundleError):
-        unpack_bundle(bytes(broken), CIRCUITS)
+        unpack_bundle(bytes(broken))
 
 
 @settings(max_examples=200)
@@ -262,4 +261,4 @@ def test_verify_arbitrary_file_is_refused(junk: bytes, at: int, cut: int) -> Non
     for hostile in (junk, BUNDLE[:at] + junk + BUNDLE[at + cut :], zlib.compress(BUNDLE)[:at]):
         if hostile != BUNDLE:
             with pytest.raises(ProofBundleError):
-                unpack_bundle(hostile, CIRCUITS)
+                unpack_bundle(hostile)

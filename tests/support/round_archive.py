@@ -11,7 +11,6 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.reveal_transaction import CountedReveal, parse_reveal
 from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import PART_BLOCKS
-from proofs import CIRCUITS
 from tests.support.audit_rounds import MemorySource
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
@@ -66,9 +65,7 @@ async def archive_round(source: MemorySource, *, documents: bool = True) -> Memo
     bucket, history = MemoryBucket(), SourceHistory(source)
     created = source.block_list[0].height
     rounds: Sequence[Round] = [Round(source.round_id, RoundStatus.FINALIZED, 2_000_000_000, (), created)]
-    writer = ArchiveWriter(
-        bucket, history, rounds=lambda: rounds, circuits=CIRCUITS, clock=YieldingClock(), interval_seconds=60
-    )
+    writer = ArchiveWriter(bucket, history, rounds=lambda: rounds, clock=YieldingClock(), interval_seconds=60)
     while await writer.write_next_part():
         pass
     if documents:

@@ -26,7 +26,6 @@ from helper.operations.archived_objects import (
     parse_blocks_name,
     parse_round_object,
 )
-from proofs import CIRCUITS
 from tests.recorded.test_audit import heads, of_verdict, why
 from tests.support.audit_rounds import MemorySource, threshold_round
 from tests.support.bucket import MemoryBucket
@@ -51,7 +50,7 @@ async def archive_agreed_round() -> tuple[MemorySource, MemoryBucket]:
 async def audit(bucket: MemoryBucket, round_id: bytes) -> Audit:
     stored = await read_finished_round(bucket, round_id)
     assert stored is not None
-    return await audit_round(await open_archived_round(bucket, CIRCUITS, round_id, stored), round_id)
+    return await audit_round(await open_archived_round(bucket, round_id, stored), round_id)
 
 
 async def test_audit_of_archived_round_passes_every_check() -> None:
@@ -158,7 +157,7 @@ async def test_audit_of_archive_without_blocks_checks_the_reveals() -> None:
     source, bucket = await archive_agreed_round()
     remove_blocks(bucket)
     assert await read_finished_round(bucket, source.round_id) is None
-    result = await audit_round(ArchiveSource(bucket, CIRCUITS, source.round_id, source), source.round_id)
+    result = await audit_round(ArchiveSource(bucket, source.round_id, source), source.round_id)
     assert {"A2", "A3", "B1", "B2"} <= of_verdict(result, Verdict.PASSED)
     assert of_verdict(result, Verdict.FAILED) == set()
 
@@ -172,7 +171,7 @@ async def test_audit_of_archive_with_fewer_reveals_than_published_is_not_checked
         del bucket.objects[name]
     else:
         bucket.objects[name] = StoredObject(index, "tag")
-    result = await audit_round(ArchiveSource(bucket, CIRCUITS, source.round_id, source), source.round_id)
+    result = await audit_round(ArchiveSource(bucket, source.round_id, source), source.round_id)
     assert of_verdict(result, Verdict.FAILED) == set()
     assert of_verdict(result, Verdict.NOT_CHECKED) >= {"A1", "A2", "A3", "B1", "B2"}
     reason = why(result, "B1")

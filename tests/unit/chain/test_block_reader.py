@@ -22,7 +22,6 @@ from helper.errors import ChainError, ChainUnavailable
 from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import bundle_name, progress_name
 from helper.operations.proof_bundle import unpack_bundle
-from proofs import CIRCUITS
 from tests.conftest import read_recorded_lines
 from tests.recorded.test_chain_data import message_from_request
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
@@ -129,16 +128,13 @@ async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: st
         bucket,
         RevealHistory(ReadOnlyNodePool(endpoints, transport=network)),
         rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
-        circuits=CIRCUITS,
         clock=Instant(),
         interval_seconds=60,
     )
     assert await writer.write_next_part()
     assert writer.archived_height == 399
     name = bundle_name(MESSAGE.round_id, EVIDENCE.tx_hash)
-    bundles = {
-        name: unpack_bundle(stored.body, CIRCUITS) for name, stored in bucket.objects.items() if name.endswith(".zip")
-    }
+    bundles = {name: unpack_bundle(stored.body) for name, stored in bucket.objects.items() if name.endswith(".zip")}
     assert {name: bundle.height for name, bundle in bundles.items()} == ({name: counted_at} if counted_at else {})
     assert progress_name(CHAIN_ID) in bucket.objects
 

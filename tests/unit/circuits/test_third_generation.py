@@ -16,7 +16,7 @@ import pytest
 from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import known_circuits
-from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos
+from helper.circuits.known_circuits import GENERATIONS, circuit_for_version
 from helper.cli import offline
 from helper.clock import SystemClock
 from helper.core.share import ShareState
@@ -223,10 +223,10 @@ async def test_third_generation_proof_bundle_is_verified(generation: HiddenChoic
     message = RevealMessage(
         checked.nullifier, fields.enc_share, 1, fields.vote_decision, proved["proof"], ROUND, anchor_height=90
     )
-    bundle = ProofBundle(CHAIN_ID, 100, message.to_tx(), find_circuit(circuit_infos(), message.proof), proved["root"])
-    unpacked = unpack_bundle(pack_bundle(bundle), circuit_infos())
+    bundle = ProofBundle(CHAIN_ID, 100, message.to_tx(), find_circuit(message.proof), proved["root"])
+    unpacked = unpack_bundle(pack_bundle(bundle))
     assert unpacked == bundle
-    verify_bundle(unpacked, known_circuits.verify_proof)
+    verify_bundle(unpacked)
 
 
 async def test_generation_without_version_is_not_selected_by_version() -> None:

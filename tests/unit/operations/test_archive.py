@@ -35,7 +35,6 @@ from helper.operations.archived_objects import (
     progress_name,
 )
 from helper.operations.proof_bundle import pack_bundle, unpack_bundle
-from proofs import CIRCUITS
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
@@ -113,9 +112,7 @@ def create_writer(
     rounds: Sequence[Round] | None = None,
 ) -> ArchiveWriter:
     known = known_rounds() if rounds is None else rounds
-    return ArchiveWriter(
-        bucket, blocks, rounds=lambda: known, circuits=CIRCUITS, clock=clock or AdvancingClock(), interval_seconds=60
-    )
+    return ArchiveWriter(bucket, blocks, rounds=lambda: known, clock=clock or AdvancingClock(), interval_seconds=60)
 
 
 async def create_written_archive() -> MemoryBucket:
@@ -140,7 +137,7 @@ async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
     assert len(bucket.objects[blocks_object].body.splitlines()) == 100
     bundle = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
     assert bundle == pack_bundle(replace(FIRST, height=105))
-    assert unpack_bundle(bundle, CIRCUITS).tx_hash == FIRST.tx_hash
+    assert unpack_bundle(bundle).tx_hash == FIRST.tx_hash
     assert parse_object(Progress, bucket.objects[PROGRESS].body).next_part == 2
     assert blocks.root_requests <= 2
 
@@ -177,7 +174,6 @@ async def test_writer_takeover_by_another_host_continues() -> None:
         bucket,
         blocks,
         rounds=known_rounds,
-        circuits=CIRCUITS,
         clock=AdvancingClock(),
         interval_seconds=60,
         is_writer=lambda: is_responsible,
@@ -198,9 +194,7 @@ async def test_writer_takeover_by_another_host_continues() -> None:
 async def test_writer_starts_at_oldest_known_round() -> None:
     bucket, blocks = MemoryBucket(), FakeHistory()
     rounds: list[Round] | None = None
-    writer = ArchiveWriter(
-        bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=AdvancingClock(), interval_seconds=60
-    )
+    writer = ArchiveWriter(bucket, blocks, rounds=lambda: rounds, clock=AdvancingClock(), interval_seconds=60)
     assert not await writer.write_next_part()
     rounds = known_rounds(created=42)
     assert await writer.write_next_part()
@@ -347,9 +341,9 @@ async def test_find_bundle_with_and_without_round() -> None:
     expected = replace(SECOND, height=160)
     assert bucket.objects[bundle_name(ROUND, SECOND.tx_hash)].body == pack_bundle(expected)
     for rounds in ([ROUND], [], [bytes(32), ROUND]):
-        assert await find_bundle(bucket, CIRCUITS, SECOND.message.nullifier, rounds) == expected
+        assert await find_bundle(bucket, SECOND.message.nullifier, rounds) == expected
     for rounds in ([bytes(32)], []):
-        assert await find_bundle(bucket, CIRCUITS, bytes(32), rounds) is None
+        assert await find_bundle(bucket, bytes(32), rounds) is None
 
 
 async def test_find_bundle_altered_archive_is_refused() -> None:
@@ -358,7 +352,7 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
 
     async def refused(bucket: MemoryBucket, error: str) -> None:
         with pytest.raises(ProofBundleError, match=error):
-            await find_bundle(bucket, CIRCUITS, nullifier, [ROUND])
+            await find_bundle(bucket, nullifier, [ROUND])
 
     def changed_index(**changes: object) -> bytes:
         entry = find_entry(intact.objects[index].body, nullifier)
