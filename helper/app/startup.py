@@ -80,11 +80,6 @@ class AdminOnlyService:
 log = structlog.get_logger("helper.app")
 
 
-def create_service(config: Config) -> Service | AdminOnlyService:
-    """Create the complete helper, or the admin-only service if `[helper] disable` is set."""
-    return AdminOnlyService(config) if config.helper.disable else Service(config)
-
-
 YOUNG_OBJECTS: Final = 10_000
 """Number of new objects after which the garbage collector runs.
 
@@ -118,7 +113,7 @@ async def run_service(
     """Run a service until SIGTERM or SIGINT.
 
     Args:
-        service: from `create_service`.
+        service: the complete helper, or the admin-only service.
         on_started: called with the base URL of the wallet API once the sockets listen.
         wallet_socket: the socket of the wallet API, if it is already open.
         service_manager: receives the state of the service.
@@ -168,7 +163,7 @@ def serve_until_signal(config: Config, *, announce: Callable[[str], None], ready
         report=reporter.report if reporter is not None else None,
         prefix=priority_prefix if is_journal(os.environ, sys.stderr) else None,
     )
-    service = create_service(config)
+    service = AdminOnlyService(config) if config.helper.disable else Service(config)
 
     def on_started(url: str) -> None:
         if isinstance(service, Service) and service.new_database:
