@@ -122,7 +122,7 @@ RESERVE_FRACTION: Final = 0.1
 
 
 class DueShare(NamedTuple):
-    """A share that is due.
+    """A share that is due. Without a backlog, shares are proven in the order of these values.
 
     Attributes:
         due_ms: Unix milliseconds.
@@ -172,7 +172,7 @@ class RoundQueue:
         end: the round's end, in Unix seconds of the chain.
         waiting: shares of the round that are not begun, due or not.
         oldest_due_ms: due time of the oldest due share, in Unix milliseconds.
-        shares: the first due shares, in the order of `share_order`.
+        shares: the first due shares, in the order in which they are proven: by due time, in a backlog by rank.
     """
 
     round_id: bytes
@@ -192,11 +192,6 @@ class Selection(NamedTuple):
 
     share: DueShare
     has_priority: bool
-
-
-def share_order(share: DueShare, *, in_backlog: bool) -> tuple[int, ...]:
-    """Return the sort key of a due share within its round: the own order in a backlog, else by due time."""
-    return (share.rank,) if in_backlog else (share.due_ms, share.rank)
 
 
 def is_overdue(oldest_due_ms: int, now: float, limits: BacklogLimits) -> bool:
@@ -308,5 +303,5 @@ class RoundTurns:
             return min(at_risk, key=lambda queue: (queue.end, -queue.waiting)), True
         on_time = [queue for queue in ready if not is_overdue(queue.oldest_due_ms, now, limits)]
         if on_time:
-            return min(on_time, key=lambda queue: share_order(queue.shares[0], in_backlog=False)), True
+            return min(on_time, key=lambda queue: queue.shares[0]), True
         return min(ready, key=lambda queue: (self._last_turns.get(queue.round_id, 0), queue.oldest_due_ms)), False

@@ -25,7 +25,6 @@ from helper.core.dispatch_order import (
     rank_fraction,
     retry_delay,
     retry_time,
-    share_order,
     slack_seconds,
     work_seconds,
 )
@@ -190,13 +189,6 @@ def select(turns: RoundTurns, *queues: RoundQueue, limit: int = 1, first_limit: 
     )
 
 
-def test_share_order_in_backlog_is_by_rank_alone() -> None:
-    early, late = DueShare(1, 9, 1), DueShare(2, 3, 2)
-
-    assert sorted([late, early], key=lambda share: share_order(share, in_backlog=False)) == [early, late]
-    assert sorted([early, late], key=lambda share: share_order(share, in_backlog=True)) == [late, early]
-
-
 @pytest.mark.parametrize(
     ("late", "due", "expected"), [(2.0, 3, False), (2.1, 3, True), (2.1, 2, False), (100.0, 1, False), (-1.0, 9, False)]
 )
@@ -230,6 +222,13 @@ def test_round_on_time_goes_before_overdue_rounds_in_order_of_due_time() -> None
     on_time = [queue("b", shares=2, late=0.5), queue("c", shares=1, late=1.0)]
 
     assert select(RoundTurns(), queue("a"), *on_time, limit=5) == "CBBaa"
+
+
+def test_rounds_on_time_go_by_rank_at_the_same_time() -> None:
+    first, second = queue("b", shares=1, late=0.5), queue("c", shares=1, late=0.5)
+    first.shares[0] = first.shares[0]._replace(rank=1)
+
+    assert select(RoundTurns(), first, second, limit=2) == "CB"
 
 
 def test_shares_that_go_first_exceed_the_limit_and_others_do_not() -> None:
