@@ -31,14 +31,10 @@ def get_generation(name: str) -> CircuitGeneration:
     return generation
 
 
-def circuit_infos() -> dict[str, CircuitInfo]:
-    """Return the constants of all generations by name, oldest first."""
-    return {name: generation.info for name, generation in GENERATIONS.items()}
-
-
 def circuit_of_proof(proof: bytes) -> CircuitInfo | None:
     """Return the constants of the generation whose proofs have this length; None if there is none."""
-    return next((info for info in circuit_infos().values() if info.proof_bytes == len(proof)), None)
+    infos = (generation.info for generation in GENERATIONS.values())
+    return next((info for info in infos if info.proof_bytes == len(proof)), None)
 
 
 def share_body_schema() -> ObjectField | Mapping[str, Any]:

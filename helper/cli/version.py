@@ -97,11 +97,13 @@ def collect_versions(release: InstalledRelease | None) -> Versions:
     circuits: dict[str, CircuitVersion] = {}
     if release is None or release.is_equal:
         # Imported here, because a changed file must not run before it is reported.
-        from helper.circuits.known_circuits import circuit_infos  # noqa: PLC0415
+        from helper.circuits.known_circuits import GENERATIONS  # noqa: PLC0415
 
         circuits = {
-            name: CircuitVersion(fingerprint=info.fingerprint, crate=info.crate, k=info.k, proof_bytes=info.proof_bytes)
-            for name, info in circuit_infos().items()
+            info.name: CircuitVersion(
+                fingerprint=info.fingerprint, crate=info.crate, k=info.k, proof_bytes=info.proof_bytes
+            )
+            for info in (generation.info for generation in GENERATIONS.values())
         }
     return Versions(
         version=package_version(),

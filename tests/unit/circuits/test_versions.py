@@ -8,7 +8,7 @@ import pytest
 
 import proofs
 from helper.circuits.generation import is_newer_than_known, parse_version
-from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuit_infos
+from helper.circuits.known_circuits import GENERATIONS, circuit_for_version
 from helper.config.sections import ProverSection
 
 
@@ -61,6 +61,6 @@ def test_versions_after_the_newest_known_one_are_newer() -> None:
 
 
 def test_registry_and_setting_name_the_circuits_of_proofs() -> None:
-    assert circuit_infos() == proofs.CIRCUITS
+    assert {name: generation.info for name, generation in GENERATIONS.items()} == proofs.CIRCUITS
     setting = ProverSection.model_fields["circuit"].annotation
     assert set(get_args(setting)) == {"auto", *GENERATIONS}
