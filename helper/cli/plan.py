@@ -19,6 +19,7 @@ from helper.core.json_records import fact
 from helper.core.load_forecast import (
     CLOSING_SECONDS,
     MAX_BLOCK_SECONDS,
+    MAX_REVEALS_PER_BLOCK,
     REFERENCE_PROOF_SECONDS,
     Distribution,
     ProofRate,
@@ -162,8 +163,8 @@ def _describe_result(values: dict[str, Any]) -> str:
     """Return whether the round can be finished, and what to do if not."""
     if values["limit"] == "chain":
         return (
-            "The chain includes at most 256 reveals per block, fewer than this round needs in time. More cores do not"
-            " help. Extend the round or use fewer proposals."
+            f"The chain includes at most {MAX_REVEALS_PER_BLOCK} reveals per block, fewer than this round needs in"
+            " time. More cores do not help. Extend the round or use fewer proposals."
         )
     if values["limit"] is None:
         return f"All shares are revealed in time. Votes in the last {CLOSING_SECONDS} s are not included."

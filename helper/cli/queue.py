@@ -31,7 +31,7 @@ LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number 
 def list_shares(
     *,
     selection: Selection,
-    limit: LimitOption = "100",
+    limit: LimitOption = str(operator_parameters.DEFAULT_LIST_LIMIT),
     options: QueueOptions,
 ) -> None:
     """List shares in order of due time. With --state failed, show failure reasons first."""
@@ -113,7 +113,7 @@ def purge(
     emit(response, print_purged, json=options.json)
 
 
-def audit(*, limit: LimitOption = "50", options: QueueOptions) -> None:
+def audit(*, limit: LimitOption = str(operator_parameters.DEFAULT_ACTION_LIMIT), options: QueueOptions) -> None:
     """Show the audit log of operator actions, latest first: user, time, action, result."""
     response = OperatorApi.of(options).get("/actions", {"limit": limit})
     emit(response, print_audit, json=options.json)

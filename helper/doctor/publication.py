@@ -27,8 +27,9 @@ from helper.config.sections import Config
 from helper.config.settings_file import SECRET_SETTINGS, find_file
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
+from helper.server.edge import PREFIX
 from helper.server.page_routes import INDEX
-from helper.server.wallet_routes import PREFIX, SHARE_STATUS_PATH, SHARES_PATH
+from helper.server.wallet_routes import SHARE_STATUS_PATH, SHARES_PATH
 
 MIN_ENTROPY_BITS: Final = 64.0
 """Sufficient against guesses over the network, which are slow and rate-limited."""

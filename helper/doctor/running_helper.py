@@ -15,7 +15,15 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from helper.core.load_forecast import DrainResult, ProofRate, RoundWork, find_slots, forecast_work, simulate_drain
+from helper.core.load_forecast import (
+    MAX_REVEALS_PER_BLOCK,
+    DrainResult,
+    ProofRate,
+    RoundWork,
+    find_slots,
+    forecast_work,
+    simulate_drain,
+)
 from helper.core.text_forms import format_duration
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, RoundSnapshot
@@ -251,8 +259,8 @@ def _speed_advice(round_id: str, work: Sequence[RoundWork], proof_rate: ProofRat
     """Return what to do so that the last of these rounds is finished in time."""
     needed = find_slots(work, proof_rate, now)
     if needed is None:
-        more = "Reduce other load on this machine. More provers than the chain's 256 reveals per block do not help."
-        return f"{more} {_OTHER_HELPERS}"
+        more = f"More provers than the chain's {MAX_REVEALS_PER_BLOCK} reveals per block do not help."
+        return f"Reduce other load on this machine. {more} {_OTHER_HELPERS}"
     slots = proof_rate.slots
     state = f"{needed} provers are needed, {slots} run." if needed > slots else f"{slots} provers are just enough."
     return (

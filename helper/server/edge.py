@@ -57,8 +57,10 @@ TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
+PREFIX: Final = f"{WALLET_PREFIX}v1"
+"""Prefix of these paths in the only version."""
 _API_PREFIX: Final = "/api/"
-CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/", _API_PREFIX)
+CORS_PREFIXES: Final = (f"{PREFIX}/", "/cosmos/", _API_PREFIX)
 """Path prefixes that pages of any origin use: the wallet API, the chain API (for the gateway) and onboarding."""
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),

@@ -38,38 +38,37 @@ from helper.chain.node_http import StreamedResponse
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
-from helper.server.edge import refusal_response, request_of, route_error_response
+from helper.server.edge import PREFIX, refusal_response, request_of, route_error_response
 from helper.server.openapi import ApiRoute, Operation
 
 log = structlog.get_logger("helper.server")
 
-_VOTE: Final = "/shielded-vote/v1"
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
 _STAKING: Final = "/cosmos/staking/v1beta1"
 _UPGRADE: Final = "/cosmos/upgrade/v1beta1"
 
 GET_PATHS: Final = (
-    f"{_VOTE}/rounds",
-    f"{_VOTE}/rounds/active",
-    f"{_VOTE}/rounds/overview",
-    f"{_VOTE}/round/{{name}}",
-    f"{_VOTE}/commitment-tree/{{name}}/latest",
-    f"{_VOTE}/commitment-tree/{{name}}/leaves",
-    f"{_VOTE}/commitment-tree/{{name}}/{{height}}",
-    f"{_VOTE}/vote-summary/{{name}}",
-    f"{_VOTE}/tally/{{name}}/{{height}}",
-    f"{_VOTE}/tally-results/{{name}}",
-    f"{_VOTE}/partial-decryptions/{{name}}",
-    f"{_VOTE}/ceremony",
-    f"{_VOTE}/pallas-keys",
-    f"{_VOTE}/vote-managers",
-    f"{_VOTE}/coordinator-actions",
-    f"{_VOTE}/coordinator-actions/{{name}}",
-    f"{_VOTE}/endorsers",
-    f"{_VOTE}/endorsed-rounds/{{name}}",
-    f"{_VOTE}/protocol-capabilities",
-    f"{_VOTE}/readiness",
-    f"{_VOTE}/tx/{{name}}",
+    f"{PREFIX}/rounds",
+    f"{PREFIX}/rounds/active",
+    f"{PREFIX}/rounds/overview",
+    f"{PREFIX}/round/{{name}}",
+    f"{PREFIX}/commitment-tree/{{name}}/latest",
+    f"{PREFIX}/commitment-tree/{{name}}/leaves",
+    f"{PREFIX}/commitment-tree/{{name}}/{{height}}",
+    f"{PREFIX}/vote-summary/{{name}}",
+    f"{PREFIX}/tally/{{name}}/{{height}}",
+    f"{PREFIX}/tally-results/{{name}}",
+    f"{PREFIX}/partial-decryptions/{{name}}",
+    f"{PREFIX}/ceremony",
+    f"{PREFIX}/pallas-keys",
+    f"{PREFIX}/vote-managers",
+    f"{PREFIX}/coordinator-actions",
+    f"{PREFIX}/coordinator-actions/{{name}}",
+    f"{PREFIX}/endorsers",
+    f"{PREFIX}/endorsed-rounds/{{name}}",
+    f"{PREFIX}/protocol-capabilities",
+    f"{PREFIX}/readiness",
+    f"{PREFIX}/tx/{{name}}",
     f"{_TENDERMINT}/node_info",
     f"{_TENDERMINT}/syncing",
     f"{_TENDERMINT}/blocks/latest",
@@ -81,10 +80,10 @@ GET_PATHS: Final = (
 )
 """Paths that are read with GET. A name is a round id, a hash or an address; a height is any number; a plan is a tag."""
 POST_PATHS: Final = (
-    f"{_VOTE}/delegate-vote",
-    f"{_VOTE}/cast-vote",
-    f"{_VOTE}/cast-vote-batch",
-    f"{_VOTE}/delegate-and-cast-vote-batch",
+    f"{PREFIX}/delegate-vote",
+    f"{PREFIX}/cast-vote",
+    f"{PREFIX}/cast-vote-batch",
+    f"{PREFIX}/delegate-and-cast-vote-batch",
 )
 """Paths of transactions. Only newer chains support the batches; others respond 404."""
 

@@ -22,7 +22,7 @@ from helper.clock import Clock
 from helper.errors import ConfigError
 from helper.observability.queue_snapshot import QueueObserver
 from helper.observability.status_feed import MAX_LISTENERS, StatusFeed
-from helper.server.edge import JsonResponse, token_matches
+from helper.server.edge import PREFIX, JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
 INDEX: Final = "index.html"
@@ -116,7 +116,7 @@ class Page:
         return Response(self._files[path], headers=headers, media_type=guess_type(path)[0])
 
 
-PATH: Final = "/shielded-vote/v1/events"
+PATH: Final = f"{PREFIX}/events"
 PING_SECONDS: Final = 15
 """Seconds between two comments, which prevent proxies from closing an idle stream."""
 

@@ -25,6 +25,7 @@ from helper.observability.queue_summary import InvalidRoundError, QueueSummaries
 from helper.server import protocol
 from helper.server.body_reader import BodyReader
 from helper.server.edge import (
+    PREFIX,
     Edge,
     JsonResponse,
     PlainHandler,
@@ -38,7 +39,6 @@ from helper.server.openapi import ApiRoute, Operation, add_document_route
 from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
-PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
 QUEUE_SUMMARY_PATH: Final = f"{PREFIX}/queue-summary/{{round_id}}"
