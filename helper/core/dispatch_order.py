@@ -26,13 +26,7 @@ LAST_MARGIN_SECONDS: Final = 30
 
 
 def retry_delay(failures: int) -> int:
-    """Return the seconds to wait after the `failures`-th failure (from 1): 2, 4, 8, 16, 32, then 64.
-
-    Raises:
-        ValueError: `failures` is below 1.
-    """
-    if failures < 1:
-        raise ValueError(f"failures must be at least 1, got {failures}")
+    """Return the seconds to wait after the `failures`-th failure (from 1): 2, 4, 8, 16, 32, then 64."""
     return int(min(2 ** min(failures, 63), MAX_RETRY_SECONDS))
 
 
@@ -57,9 +51,6 @@ def retry_time(failures: int, now: float, *, quick_retries: int, last_attempt: f
     The first `quick_retries` delays are those of `retry_delay`, for faults that pass quickly. The delays after them are
     `LONG_RETRY_SECONDS`, but at most half the time to `last_attempt`. If that attempt fails too, the remaining ones
     approach `LAST_MARGIN_SECONDS` before the end in the same way. After that, the result is not before `end`.
-
-    Raises:
-        ValueError: `failures` is below 1.
     """
     delay: float = retry_delay(failures)
     if failures <= quick_retries:

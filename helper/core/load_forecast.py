@@ -50,13 +50,7 @@ class Distribution(StrEnum):
 
 
 def helpers_per_share(helpers: int) -> int:
-    """Return the number of helpers that get each share: half of all, rounded up, at most 10.
-
-    Raises:
-        ValueError: `helpers` is below 1.
-    """
-    if helpers < 1:
-        raise ValueError(f"helpers must be at least 1, got {helpers}")
+    """Return the number of helpers that get each share: half of all, rounded up, at most 10."""
     return min(-(-helpers // 2), MAX_HELPERS_PER_SHARE)
 
 

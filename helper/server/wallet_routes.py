@@ -46,7 +46,6 @@ _OUTCOMES_BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
     408: "too_slow",
-    409: "refused",
     413: "too_large",
     429: "come_again",
     503: "unavailable",
@@ -233,15 +232,13 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
 
 def _classify_error(error: Exception) -> str:
-    if isinstance(error, PayloadError):
+    if isinstance(error, PayloadError | ShareRefused):
         return "refused"
     if isinstance(error, ClientLeft):
         return "broken_off"
     if isinstance(error, TemporaryRefusal):  # the outcome names the situation, not who asked
         status = find_refusal(error.situation, *error.details, names_attempt=True).status
         return _OUTCOMES_BY_STATUS[status]
-    if isinstance(error, ShareRefused):
-        return _OUTCOMES_BY_STATUS.get(error.status, "error")
     return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
 
 

@@ -38,12 +38,6 @@ def test_retry_delay_doubles_up_to_64_seconds() -> None:
     assert retry_delay(10_000) == 64
 
 
-@pytest.mark.parametrize("failures", [0, -1])
-def test_retry_delay_before_first_failure_is_refused(failures: int) -> None:
-    with pytest.raises(ValueError, match="failures"):
-        retry_delay(failures)
-
-
 DAY = 86_400.0
 
 

@@ -44,11 +44,6 @@ def test_share_goes_to_half_of_helpers_at_most_ten(helpers: int, count: int) -> 
     assert helpers_per_share(helpers) == count
 
 
-def test_share_without_helpers_is_refused() -> None:
-    with pytest.raises(ValueError, match="helpers"):
-        helpers_per_share(0)
-
-
 @given(st.integers(1, 64), st.integers())
 def test_each_share_goes_to_different_helpers(helpers: int, seed: int) -> None:
     chosen = choose_helpers(helpers, Random(seed))
