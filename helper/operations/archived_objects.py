@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.block_reader import HistoryBlock
 from helper.chain.json_fields import limit_stored_values
-from helper.core.json_records import HEX_32, TX_HASH
 from helper.errors import InvalidResponse, ProofBundleError
+from helper.operations.proof_bundle import ChainId, Height, Hex32, TxHash
 
 PART_BLOCKS: Final = 100
 """Blocks per index part."""
@@ -40,9 +40,6 @@ AUDITS: Final = "audits"
 _ROUND_DIRECTORY: Final = re.compile(r"[0-9a-f]{64}")
 _ROUND_OBJECT: Final = re.compile(r"(?:rounds|audits)/([0-9a-f]{64})\.json")
 _BLOCKS_OBJECT: Final = re.compile(r"[0-9]{12,19}-[0-9]{12,19}\.jsonl")
-_Hex32 = Annotated[str, Field(pattern=HEX_32)]
-_TxHash = Annotated[str, Field(pattern=TX_HASH)]
-_Height = Annotated[int, Field(ge=1, le=2**62)]
 
 
 class _StrictModel(BaseModel):
@@ -63,10 +60,10 @@ class IndexEntry(_StrictModel):
         sha256: hash of the bundle (hex).
     """
 
-    height: _Height
-    transaction: _TxHash
-    nullifier: _Hex32
-    sha256: _Hex32
+    height: Height
+    transaction: TxHash
+    nullifier: Hex32
+    sha256: Hex32
 
 
 class Progress(_StrictModel):
@@ -79,7 +76,7 @@ class Progress(_StrictModel):
     """
 
     format: Literal["svote-helper archive progress 2"] = "svote-helper archive progress 2"
-    chain_id: Annotated[str, Field(min_length=1, max_length=128)]
+    chain_id: ChainId
     next_part: Annotated[int, Field(ge=0, le=2**60)]
 
 
@@ -201,8 +198,8 @@ _ADVICE: Final = "Use the nodes instead: `audit` without --archive, `proof expor
 class ArchivedReveal(_StrictModel):
     """A counted reveal in a block: its round, and the hash of the transaction (upper-case hex) in its bundle's name."""
 
-    round: _Hex32
-    transaction: _TxHash
+    round: Hex32
+    transaction: TxHash
 
 
 class ArchivedTx(_StrictModel):
@@ -227,7 +224,7 @@ class ArchivedTx(_StrictModel):
 class ArchivedBlock(_StrictModel):
     """The voting transactions of a block. `time` is in Unix seconds."""
 
-    height: _Height
+    height: Height
     time: float
     reveals: list[ArchivedReveal]
     others: list[ArchivedTx]
@@ -247,11 +244,11 @@ class RoundManifest(_StrictModel):
     """
 
     format: Literal["svote-helper archive round 2"] = "svote-helper archive round 2"
-    chain_id: Annotated[str, Field(min_length=1, max_length=128)]
-    round: _Hex32
-    height: _Height
+    chain_id: ChainId
+    round: Hex32
+    height: Height
     pieces: Annotated[int, Field(ge=1, le=9999)]
-    sha256: _Hex32
+    sha256: Hex32
     missing: dict[str, str]
 
 
@@ -268,7 +265,7 @@ class StoredAudit(_StrictModel):
     """The result of the audit of a finished round. `at` is its time in Unix seconds."""
 
     format: Literal["svote-helper archive audit 1"] = "svote-helper archive audit 1"
-    round: _Hex32
+    round: Hex32
     at: int
     verdict: Literal["passed", "failed", "not_checked"]
     checks: list[StoredCheck]

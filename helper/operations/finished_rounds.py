@@ -11,22 +11,22 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated, Final
+from typing import Final
 
 import anyio
 import orjson
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from helper.chain.chain_data import RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
 from helper.config.sections import Config, HelperSection
-from helper.core.json_records import HEX_32
 from helper.core.log_limits import LoggedProblem
 from helper.errors import AuditError, HelperError
 from helper.object_store import Bucket
 from helper.operations.archived_objects import AUDITS, MANIFESTS, parse_round_object
+from helper.operations.proof_bundle import Height, Hex32
 
 log = structlog.get_logger("helper.audit")
 
@@ -49,8 +49,8 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     config: Config
-    round: Annotated[str, Field(pattern=HEX_32)]
-    height: Annotated[int, Field(ge=1, le=2**62)]
+    round: Hex32
+    height: Height
 
 
 RunWorker = Callable[[Job], Awaitable[str | None]]

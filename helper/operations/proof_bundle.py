@@ -43,8 +43,10 @@ MEMBERS: Final = (TRANSACTION, PROOF, INPUTS, MANIFEST)
 _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 Model = TypeVar("Model", bound=BaseModel)
-_Hex32 = Annotated[str, Field(pattern=HEX_32)]
-_Height = Annotated[int, Field(ge=1, le=2**62)]
+Hex32 = Annotated[str, Field(pattern=HEX_32)]
+TxHash = Annotated[str, Field(pattern=TX_HASH)]
+Height = Annotated[int, Field(ge=1, le=2**62)]
+ChainId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +100,18 @@ class _StrictModel(BaseModel):
 
 class _Circuit(_StrictModel):
     name: Annotated[str, Field(max_length=16)]
-    fingerprint: _Hex32
+    fingerprint: Hex32
     crate: Annotated[str, Field(max_length=64)]
 
 
 class _Manifest(_StrictModel):
     format: Literal["svote-helper reveal evidence"]
     version: Literal[1]
-    chain_id: Annotated[str, Field(min_length=1, max_length=128)]
-    height: _Height
-    transaction_hash: Annotated[str, Field(pattern=TX_HASH)]
+    chain_id: ChainId
+    height: Height
+    transaction_hash: TxHash
     circuit: _Circuit
-    sha256: dict[Literal["transaction.bin", "proof.bin", "public-inputs.json"], _Hex32]
+    sha256: dict[Literal["transaction.bin", "proof.bin", "public-inputs.json"], Hex32]
 
 
 class _Inputs(BaseModel):
@@ -117,7 +119,7 @@ class _Inputs(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
-    root: _Hex32
+    root: Hex32
 
 
 def find_circuit(proof: bytes) -> CircuitInfo:
