@@ -120,7 +120,6 @@ class LeaseObservation:
 
 T = TypeVar("T")
 
-DEFAULT_LEASE_SECONDS: Final = 10.0
 MARGIN_FRACTION: Final = 0.2
 """Fraction of a lease by which its holder considers it expired early, as clocks run at slightly different rates."""
 CHECK_SUFFIX: Final = ".check"
@@ -155,9 +154,7 @@ class S3Lease:
         seconds: validity of the lease.
     """
 
-    def __init__(
-        self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float = DEFAULT_LEASE_SECONDS
-    ) -> None:
+    def __init__(self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float) -> None:
         self.seconds = seconds
         self.fence = 0
         self.holder = ""
@@ -408,7 +405,7 @@ def create_s3_lease(
     *,
     host: str,
     clock: Clock,
-    seconds: float = DEFAULT_LEASE_SECONDS,
+    seconds: float,
 ) -> S3Lease:
     """Create the configured lease.
 

@@ -111,7 +111,7 @@ async def test_store_without_conditional_writes_is_refused(tmp_path: Path, monke
         await bucket.put("readable", b"x")
         assert await bucket.get("readable") is not None
         with pytest.raises(LeaseError, match="ignores If-None-Match or If-Match and cannot hold a lease"):
-            await S3Lease(bucket, "sender.json", host="a", clock=SystemClock()).acquire()
+            await S3Lease(bucket, "sender.json", host="a", clock=SystemClock(), seconds=10).acquire()
         assert await bucket.get("sender.json") is None
     finally:
         await server.kill()

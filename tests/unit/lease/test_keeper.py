@@ -149,7 +149,7 @@ async def test_keeper_takes_lease_of_stopped_host_after_expiry(clock: FakeClock,
 async def test_keeper_waits_for_longer_lease_of_crashed_host(clock: FakeClock) -> None:
     bucket = create_released_bucket()
     assert await S3Lease(bucket, OBJECT_NAME, host="red", clock=clock, seconds=60).acquire()
-    lease = S3Lease(bucket, OBJECT_NAME, host="red", clock=clock)
+    lease = S3Lease(bucket, OBJECT_NAME, host="red", clock=clock, seconds=10)
     beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
     await advance_until(clock, 90, beginning.done)
     await beginning

@@ -24,7 +24,7 @@ STEP_SECONDS = 0.1
 
 
 def lease_for_host(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S3Lease:
-    lease = S3Lease(bucket, OBJECT_NAME, host=host, clock=clock)
+    lease = S3Lease(bucket, OBJECT_NAME, host=host, clock=clock, seconds=10)
     typed: Lease = lease
     assert typed.seconds == 10
     return lease
@@ -497,7 +497,7 @@ class Simulation:
 
     def _lease(self, host: int) -> S3Lease:
         clock = self.clocks[host]
-        return S3Lease(HostBucket(self.bucket, clock), OBJECT_NAME, host=f"host {host}", clock=clock)
+        return S3Lease(HostBucket(self.bucket, clock), OBJECT_NAME, host=f"host {host}", clock=clock, seconds=10)
 
     async def _run_host(self, host: int) -> None:
         own, clock, is_mine = self.leases[host], self.clocks[host], False

@@ -192,7 +192,7 @@ async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStor
     assert await bucket.replace("x", b"2", tag) is None
     assert await bucket.replace("x", b"3", tag)
     await put_released_lease(bucket, seconds=2)
-    lease = S3Lease(bucket, "sender.json", host="a", clock=SystemClock())
+    lease = S3Lease(bucket, "sender.json", host="a", clock=SystemClock(), seconds=10)
     assert await lease.acquire()
     await store.set_faults(conflict=1)
     assert await lease.renew()
@@ -241,6 +241,6 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
 
 async def test_store_ignoring_conditions_is_refused(store: ObjectStoreProcess) -> None:
     await store.set_faults(ignores_conditions=True)
-    lease = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock())
+    lease = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock(), seconds=10)
     with pytest.raises(LeaseError, match="ignores If-None-Match"):
         await lease.acquire()
