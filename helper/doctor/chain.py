@@ -63,7 +63,7 @@ async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None)
         clock: this machine's clock.
         chain_id: the chain id if none is configured; None for the one that the nodes report.
     """
-    if not config.chain_nodes:
+    if not config.chain_endpoints:
         advice = "Set [chain] endpoints to the REST URLs of at least two nodes of the vote chain."
         return NodeResults(
             [
@@ -85,10 +85,10 @@ async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None)
     return evaluate_nodes(pool, reports)
 
 
-async def query_authority_keys(nodes: Sequence[tuple[str, str]]) -> dict[bytes, bytes]:
+async def query_authority_keys(endpoints: Sequence[str]) -> dict[bytes, bytes]:
     """Query the election authorities' keys by round id. If nodes differ, the first counts. Errors are ignored."""
     keys: dict[bytes, bytes] = {}
-    for reported in await asyncio.gather(*(_query_keys(rest) for rest, _ in nodes)):
+    for reported in await asyncio.gather(*map(_query_keys, endpoints)):
         keys = reported | keys
     return keys
 

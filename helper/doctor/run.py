@@ -243,7 +243,7 @@ class _Doctor:
             return []
         fetcher = ConfigFetcher(settings.config_url, timeout=publication.DOCUMENT_SECONDS)
         return await publication.check_voting_config(
-            fetcher, settings.public_url, lambda: chain.query_authority_keys(self.config.chain_nodes)
+            fetcher, settings.public_url, lambda: chain.query_authority_keys(self.config.chain_endpoints)
         )
 
     async def _check_public_url(self) -> list[CheckResult]:

@@ -76,7 +76,7 @@ async def test_query_authority_keys_uses_the_first_node_that_lists_a_round(monke
 
     monkeypatch.setattr(chain_module, "ChainClient", partial(ChainClient, transport=httpx.MockTransport(reply)))
     hosts = ("gone", "html", "pending", "first", "second")
-    keys = await query_authority_keys([(f"http://{host}", "") for host in hosts])
+    keys = await query_authority_keys([f"http://{host}" for host in hosts])
     assert keys == {ROUND_ID: b64decode(listed["ea_pk"]), bytes(32): b64decode(other)}
 
 
