@@ -33,6 +33,7 @@ from helper.cli.conventions import (
     print_message,
 )
 from helper.cli.operator_api import OperatorApi, other_version
+from helper.core.json_records import first_error
 from helper.core.text_forms import format_duration, format_time
 from helper.observability.queue_snapshot import Overview, RoundOverview, enum_name
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
@@ -59,8 +60,8 @@ def parse_state(state: Mapping[str, Any]) -> Overview:
     try:
         return _OVERVIEW.validate_python(state)
     except ValidationError as error:
-        name = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
-        raise other_version(f"`{name}` in its state is missing or not valid") from None
+        field, _ = first_error(error)
+        raise other_version(f"`{field}` in its state is missing or not valid") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Classes of JSON documents: fields with descriptions, of which schemas and metrics are generated. Pure."""
+"""JSON documents as classes: described fields, of which schemas and metrics are generated; their errors. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from pydantic import ValidationError
 
 HEX_32: Final = "^[0-9a-f]{64}$"
 """Pattern of 32 bytes in hex."""
@@ -50,3 +51,12 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_to_plain(each) for each in value]
     return value
+
+
+def first_error(error: ValidationError) -> tuple[str, str]:
+    """Return the place and the reason of the first error in a document, without its values, which may be secret.
+
+    The place consists of names with dots between them; "" is the whole document.
+    """
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from helper.core.json_records import first_error
 from helper.core.load_forecast import (
     MAX_REVEALS_PER_BLOCK,
     DrainResult,
@@ -113,8 +114,7 @@ def query_daemon(socket: Path, *, shares_database: bool = False) -> DaemonReport
         text = f"unknown whether it runs: no permission to use {socket}"
         return DaemonReport(True, warn("helper", text, "Run doctor as the helper's user."))
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"unexpected response: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = f"unexpected response: {': '.join(first_error(error))}"
     except (DaemonUnresponsiveError, ValueError) as error:
         reason = str(error)
     else:

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from helper.clock import Clock
 from helper.config.sections import LEASE_SECONDS_RANGE, S3Section
 from helper.config.value_types import BucketLocation
+from helper.core.json_records import first_error
 from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
 from helper.lease import Moment, Term
 from helper.object_store import Bucket, StoredObject, open_bucket
@@ -81,8 +82,8 @@ class LeaseRecord(BaseModel):
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
+            field, reason = first_error(error)
+            raise ValueError(f"{field or 'it'}: {reason}") from None
 
 
 class LeaseObservation:

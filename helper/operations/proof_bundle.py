@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.known_circuits import GENERATIONS, circuit_of_proof, get_generation
-from helper.core.json_records import HEX_32, TX_HASH
+from helper.core.json_records import HEX_32, TX_HASH, first_error
 from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError
 
@@ -261,6 +261,5 @@ def _parse_model(kind: type[Model], name: str, content: bytes) -> Model:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProofBundleError(f"{name}: {where + ': ' if where else ''}{first['msg']}") from None
+        field, reason = first_error(error)
+        raise ProofBundleError(f"{name}: {field + ': ' if field else ''}{reason}") from None

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.known_circuits import circuit_of_proof
-from helper.core.json_records import HEX_32
+from helper.core.json_records import HEX_32, first_error
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
@@ -132,7 +132,7 @@ def read_svoted_export(data: bytes) -> SvotedExport:
     try:
         file = _File.model_validate_json(data)
     except ValidationError as error:
-        name = ".".join(map(str, error.errors(include_input=False, include_url=False)[0]["loc"])) or "the file"
+        name = first_error(error)[0] or "the file"
         raise ExportFileError(f"not an export of svoted's helper: {name} is missing or invalid") from None
     round_id = bytes.fromhex(file.round_id)
     lines, numbers, submitted = [], [], 0

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from helper.core.json_records import fact, to_json
+from helper.core.json_records import fact, first_error, to_json
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound, UsageError
 from helper.ingest.payload import error_body
@@ -423,6 +423,5 @@ async def _read_json(request: Request, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"])) or "body"
-        raise HTTPException(400, f"{field}: {first['msg']}") from None
+        field, reason = first_error(error)
+        raise HTTPException(400, f"{field or 'body'}: {reason}") from None
