@@ -279,10 +279,9 @@ async def test_new_share_wakes_loop_only_if_due_before_next_iteration(pipeline: 
         assert await pipeline.count_idle_turns() == 0
         await pipeline.enqueue(4, submit_at=START_TIME + 10)
         await wait_until(lambda: pipeline.gate_checks > turns)
-        await pipeline.settle_dispatcher()
-        pipeline.clock.advance(10)
+        await pipeline.advance_when_idle(10)
         await wait_until(lambda: pipeline.prover.started_proofs == [(4, START_TIME + 10.0)])
-        pipeline.clock.advance(15)
+        await pipeline.advance_when_idle(15)
         await wait_for_length(pipeline.prover.started_proofs, 4)
         assert sorted(pipeline.prover.positions) == [1, 2, 3, 4]
 
