@@ -568,6 +568,7 @@ class CommitmentTreeSync:
             self._failures.setdefault(known_round.round_id, _Failure()).contradictions += 1
             raise
         said[node] = state
+        self._wake_waiters()  # the next node may be slow, and a share may be accepted on the word of one
         newest = await self._find_agreed(known_round, said)
         if newest is not None:
             await round_tree.agree(self._store, known_round.round_id, newest)

@@ -179,13 +179,18 @@ NO_PENALTY = Penalty()
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A chain node: its REST API, and its consensus RPC if one is configured."""
+    """A chain node: its REST API, and its consensus RPC if one is configured.
+
+    Attributes:
+        left_out_until: monotonic time until which syncs leave it out while other nodes respond, because it delayed one.
+    """
 
     client: ChainClient
     rpc: RpcClient | None = None
     health: Health = field(default_factory=Health)
     rpc_health: Health = field(default_factory=Health)
     penalty: Penalty = NO_PENALTY
+    left_out_until: float = -math.inf
 
     @property
     def name(self) -> str:

@@ -35,6 +35,9 @@ RESEND_SECONDS = 6.0
 """Seconds after which the report of one node permits to send a reveal again, whatever the others report."""
 READ_ONLY_CONNECTIONS: Final = 8
 """Maximum number of connections of a `ReadOnlyNodePool` to each node."""
+SLOW_SYNC_SECONDS: Final = 3.0
+"""Seconds of a node's part in a sync above which it is left out of the next ones, while other nodes respond."""
+_LEFT_OUT_FACTOR: Final = 4  # how long, as a multiple of those seconds: it delays a fifth of the time, at most
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
@@ -364,8 +367,9 @@ class NodePool:
         """Call `fn` with each usable node in order until a response satisfies `is_enough`.
 
         Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see
-        `record_error`). `turn`, the number of the call, rotates the order, so that no node can answer for all. Each
-        node is first in two turns: the second of the two syncs of one block, and the first of another.
+        `record_error`). `turn`, the number of the sync, rotates the order, so that no node can answer for all. Each
+        node is first in two turns: the second of the two syncs of one block, and the first of another. A node that has
+        just delayed a sync is left out of the next ones (`SLOW_SYNC_SECONDS`), unless no other node responds.
 
         Returns:
             All responses in call order; a response that satisfied `is_enough` is the last.
@@ -373,13 +377,21 @@ class NodePool:
         Raises:
             ChainUnavailable: no node responded.
         """
-        results, reasons = [], []
-        usable = self.usable_nodes
+        results: list[T] = []
+        reasons: list[str] = []
+        usable, started_at = self.usable_nodes, self.clock.monotonic()
         first = turn // 2 % len(usable) if usable else 0
-        ordered = sorted(usable[first:] + usable[:first], key=lambda e: (e.height < min_height, e.client.is_slow))
+        left_out = {node for node in usable if turn and started_at < node.left_out_until}
+        ordered = sorted(
+            usable[first:] + usable[:first],
+            key=lambda node: (node in left_out, node.height < min_height, node.client.is_slow),
+        )
         for node in ordered:
             if self.unusable_reason(node.health) is not None:
                 continue  # Another call has put it into backoff since.
+            if results and node in left_out:
+                break
+            started_at = self.clock.monotonic()
             try:
                 result = await fn(node)
             except ChainError as error:
@@ -390,6 +402,10 @@ class NodePool:
                 if is_enough(result):
                     node.health.failures = 0
                     break
+            finally:
+                seconds = self.clock.monotonic() - started_at
+                if seconds > SLOW_SYNC_SECONDS:
+                    node.left_out_until = started_at + (1 + _LEFT_OUT_FACTOR) * seconds
         if results:
             return results
         if not reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -709,6 +709,28 @@ async def test_wait_for_news_ends_with_a_sync_already_begun() -> None:
             gate.set()
             await anyio.wait_all_tasks_blocked()
             assert released, "the sync may have found the leaf; another one would take longer than wallets wait"
+
+
+async def test_share_need_not_wait_for_a_slow_node_after_the_first() -> None:
+    env = TreeEnvironment("a", "b")
+    await env.start()
+    gate = anyio.Event()
+    call_until = env.endpoints.call_until
+
+    async def call(fn: Callable[[Any], Any], **settings: Any) -> Any:
+        async def call_second_late(node: Any) -> Any:
+            if node is env.endpoints.nodes[1]:
+                await gate.wait()
+            return await fn(node)
+
+        return await call_until(call_second_late, **settings)
+
+    env.endpoints.call_until = call  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group, holding_shares(env, (ROUND_ID, 2)) as released:
+        group.start_soon(env.trees.sync, 100)
+        await anyio.wait_all_tasks_blocked()
+        assert released, "one node serves its leaf"
+        gate.set()
 
 
 async def test_tree_stays_until_its_round_is_purged() -> None:

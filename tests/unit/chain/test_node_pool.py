@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -311,6 +312,28 @@ async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.
     assert (await endpoints.call_until(get_node_name))[-1] == "a:1317", "other requests go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
     assert reported == [("node_response_invalid", "a:1317")], "logged once while it persists"
+
+
+async def test_node_that_delays_a_sync_is_left_out_of_the_next_ones() -> None:
+    clock, _, endpoints = await probe_network("a", "b")
+    delays = {"a:1317": 8.0, "b:1317": 0.1}
+
+    async def take(node: Endpoint) -> str:
+        clock.advance(delays[node.name])
+        return node.name
+
+    async def synchronize(turn: int) -> list[str]:
+        await endpoints.probe_all()
+        return await endpoints.call_until(take, is_enough=lambda _: False, turn=turn)
+
+    assert await synchronize(1) == ["a:1317", "b:1317"]
+    assert [await synchronize(turn) for turn in (2, 3, 4, 5)] == [["b:1317"]] * 4
+    delays["b:1317"] = math.inf  # it responds no more
+    endpoints.start_backoff(endpoints.nodes[1], "no response")
+    assert await synchronize(6) == ["a:1317"], "it is asked if it is the only one"
+    clock.advance(40)
+    delays["b:1317"] = 0.1
+    assert await synchronize(7) == ["b:1317", "a:1317"], "one fifth of the time is left for it"
 
 
 async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
