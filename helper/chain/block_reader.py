@@ -43,6 +43,8 @@ CONCURRENT_REQUESTS: Final = 4
 MAX_READ_SECONDS: Final = 20.0
 """Seconds in which a node must return a block with its results, so that one node keeps no block from being read. A
 block may have any number of results, so the seconds double while nodes are late and the others do not agree."""
+MAX_LATE_READ_SECONDS: Final = 600.0
+"""Maximum of these seconds."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -114,7 +116,7 @@ class BlockReader:
                 self._seconds = MAX_READ_SECONDS
                 return BlockReading(agreed, "; ".join(reasons))
         if is_late:
-            self._seconds = max(self._seconds, 2 * seconds)
+            self._seconds = min(max(self._seconds, 2 * seconds), MAX_LATE_READ_SECONDS)
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
             return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
@@ -164,7 +166,11 @@ async def _read_results(
 ) -> list[tuple[bytes, bool | None]]:
     """The transactions of a block with these tags, each with `is_counted`. Every one is looked up in the same way."""
     wanted = [raw for raw in block.txs if raw and raw[0] in tags]
-    results = await gather_limited([sha256(raw).digest() for raw in wanted], get_result, _CONCURRENT_TXS)
+
+    async def look_up(raw: bytes) -> TxResult | None:
+        return await get_result(sha256(raw).digest())
+
+    results = await gather_limited(wanted, look_up, _CONCURRENT_TXS)
     return [(raw, is_counted(result, block.head.height)) for raw, result in zip(wanted, results, strict=True)]
 
 

@@ -604,10 +604,10 @@ async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], 
         return [await work(item) for item in items]
     results: dict[int, R] = {}
     errors: list[HelperError] = []
-    slots = asyncio.Semaphore(limit)
+    left = iter(enumerate(items))
 
-    async def run(number: int, item: T) -> None:
-        async with slots:
+    async def run() -> None:
+        for number, item in left:
             if errors:
                 return
             try:
@@ -615,9 +615,10 @@ async def gather_limited(items: Sequence[T], work: Callable[[T], Awaitable[R]], 
             except HelperError as error:
                 errors.append(error)
 
+    # Not a task for each item: a node chooses how many there are, and to cancel many tasks takes minutes.
     async with asyncio.TaskGroup() as group:
-        for number, item in enumerate(items):
-            group.create_task(run(number, item))
+        for _ in range(min(limit, len(items))):
+            group.create_task(run())
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(items))]

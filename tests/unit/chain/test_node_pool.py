@@ -623,6 +623,19 @@ async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
     assert started == [0, 1, 2, 3]
 
 
+async def test_gather_limited_starts_no_task_for_each_item() -> None:
+    tasks = 0
+
+    async def count_tasks(_: int) -> None:
+        nonlocal tasks
+        tasks = max(tasks, len(asyncio.all_tasks()))
+        await asyncio.sleep(0)
+
+    before = len(asyncio.all_tasks())
+    await gather_limited(range(1000), count_tasks, 3)
+    assert tasks == before + 3, "to cancel one for each of 300,000 transactions takes minutes"
+
+
 async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
     under_way, most = 0, 0
     together = asyncio.Barrier(3)
