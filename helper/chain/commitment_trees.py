@@ -142,7 +142,7 @@ class RoundTree:
     agreed: Anchor | None = None
     forks: dict[str, Branch] = field(default_factory=dict)
     served: dict[str, Anchor] = field(default_factory=dict)
-    roots: dict[str, deque[bytes]] = field(default_factory=dict)
+    roots: dict[str, deque[Anchor]] = field(default_factory=dict)
     readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
     trunk_counts: Counter[str] = field(default_factory=Counter)
     anchors: dict[int, Anchor] = field(default_factory=dict)
@@ -185,8 +185,8 @@ class RoundTree:
                 self.readings.pop((client.name, is_new_fork), None)
             self.served[client.name] = state
             roots = self.roots.setdefault(client.name, deque(maxlen=MAX_ANCHORS))
-            if state.root not in roots:
-                roots.append(state.root)
+            if state not in roots:
+                roots.append(state)
         return has_root
 
     async def _follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
@@ -362,7 +362,7 @@ class CommitmentTreeSync:
         return round_tree.trunk.tree.leaf(position)
 
     def find_anchor(
-        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: bytes | None = None
+        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: Anchor | None = None
     ) -> Anchor | None:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
@@ -373,7 +373,7 @@ class CommitmentTreeSync:
             round_id: the round.
             position: the leaf's position.
             get_leaf: computes the leaf; called if no agreed root covers the position.
-            previous: the root of the share's last proof, as far as it is known.
+            previous: the root of the share's last proof, with its height, as far as it is known.
         """
         round_tree = self._trees.get(round_id)
         if round_tree is None:
@@ -393,12 +393,13 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         return round_tree.anchors.get(height) if round_tree else None
 
-    def serves_root(self, round_id: bytes, node: str, root: bytes) -> bool:
-        """Whether a node is known to have had a root in its tree; True if the round's tree is not known."""
+    def serves_root(self, round_id: bytes, node: str, height: int, root: bytes) -> bool:
+        """Whether a node is known to have had this root at a height; True if the round's tree is not known."""
         round_tree = self._trees.get(round_id)
-        if round_tree is None or any(anchor.root == root for anchor in round_tree.anchors.values()):
+        if round_tree is None:
             return True
-        return root in round_tree.roots.get(node, ())
+        known = (*round_tree.anchors.values(), *round_tree.roots.get(node, ()))
+        return any((anchor.height, anchor.root) == (height, root) for anchor in known)
 
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
@@ -552,7 +553,7 @@ class CommitmentTreeSync:
                 if round_tree.agreed is not None and node.height > round_tree.agreed.height:
                     raise ChainResponseError("tree: has no leaves at a height where it had them")
                 return False
-            if state.height > node.height + LEAF_WINDOW_BLOCKS:
+            if not max(1, known_round.created_at_height) <= state.height <= node.height + LEAF_WINDOW_BLOCKS:
                 # Leaves would be requested for every block up to that height.
                 raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
             limits = _ReadLimits(math.inf, MAX_LEAVES)

@@ -204,7 +204,7 @@ class Revealer:
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
-        self._last_roots: dict[int, bytes] = {}  # of the newest proofs, by share
+        self._last_roots: dict[int, Anchor] = {}  # of the newest proofs, by share
 
     async def prove(self, queued: QueuedShare, *, has_priority: bool = True) -> bool:
         """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
@@ -221,7 +221,7 @@ class Revealer:
         if anchor is None:
             await self._wait_for_tree(queued)
             return False
-        self._last_roots[queued.id] = anchor.root
+        self._last_roots[queued.id] = anchor
         if len(self._last_roots) > MAX_LAST_ROOTS:
             del self._last_roots[next(iter(self._last_roots))]
         path = await self._trees.path(share.round_id, share.tree_position, anchor)

@@ -404,11 +404,13 @@ class Sender:
         """Record the outcome of the latest send, and handle it."""
         was_held = node.penalty.hold_seconds > 0
         node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
-        if outcome.verdict is Verdict.BAD_PROOF and not self._serves_root(node, reveal):
+        if outcome.verdict in MESSAGE_REFUSALS and not self._serves_root(node, reveal):
+            # The root, or its height, is the word of another node: this refusal says nothing about the share.
+            if outcome.verdict is Verdict.BAD_PROOF:
+                state = self._states.get(reveal.share_id)
+                state.use_message(reveal.prepared.tx_hash)
+                state.other_roots.add(node.name)
             outcome = replace(outcome, verdict=Verdict.BEHIND)
-            state = self._states.get(reveal.share_id)
-            state.use_message(reveal.prepared.tx_hash)
-            state.other_roots.add(node.name)
         await self._record_outcome(reveal, outcome.verdict, node)
         if was_held and outcome.verdict is Verdict.ACCEPTED:
             self._states.end_waits()  # the other shares wait for this node
@@ -493,8 +495,9 @@ class Sender:
 
     def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
         """Whether a node checks the proof with the root that it was made for, as far as that is known."""
-        root = self._verifier.root_of(RevealMessage.from_tx(reveal.prepared.message).proof)
-        return root is None or self._trees.serves_root(reveal.round_id, node.name, root)
+        message = RevealMessage.from_tx(reveal.prepared.message)
+        root = self._verifier.root_of(message.proof)
+        return root is None or self._trees.serves_root(reveal.round_id, node.name, message.anchor_height, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)

@@ -163,11 +163,11 @@ class FakeTrees(CommitmentTreeSync):
     def anchor(self, round_id: bytes) -> Anchor | None:
         return self.newest
 
-    def serves_root(self, round_id: bytes, node: str, root: bytes) -> bool:
+    def serves_root(self, round_id: bytes, node: str, height: int, root: bytes) -> bool:
         return (node, root) not in self.unserved_roots
 
     def find_anchor(
-        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: bytes | None = None
+        self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: Anchor | None = None
     ) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
 
@@ -192,6 +192,9 @@ class FakeRounds(RoundRegistry):
 
     def get(self, round_id: bytes) -> Round | None:
         return create_round(round_id, end=self.end) if round_id == ROUND else None
+
+    def is_doubted(self, round_id: bytes) -> bool:
+        return False
 
     def frozen_reason(self, round_id: bytes) -> str | None:
         return self.freeze_reasons.get(round_id)

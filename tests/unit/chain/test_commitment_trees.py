@@ -273,9 +273,9 @@ async def test_proofs_of_a_share_use_the_trees_of_different_nodes_in_turn() -> N
     for _ in range(4):
         anchor = env.trees.find_anchor(ROUND_ID, 3, partial(encode_leaf, 3), previous=previous)
         assert anchor is not None
-        previous = anchor.root
-        chosen.append(roots[previous])
-        served = [name for name in roots.values() if env.trees.serves_root(ROUND_ID, name, previous)]
+        previous = anchor
+        chosen.append(roots[anchor.root])
+        served = [name for name in roots.values() if env.trees.serves_root(ROUND_ID, name, anchor.height, anchor.root)]
         assert served == chosen[-1:]
     assert sorted(chosen[:2]) == sorted(roots.values())
     assert chosen[2:] == chosen[:2]
@@ -296,11 +296,40 @@ async def test_node_that_adds_leaves_to_those_of_another_hides_no_root(hosts: tu
         anchor = env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3), previous=previous)
         assert anchor is not None
         assert len(await env.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
-        previous = anchor.root
-        chosen.append(previous == chain.tree.root())
-        assert env.trees.serves_root(ROUND_ID, "honest:1317", previous) is chosen[-1]
-        assert env.trees.serves_root(ROUND_ID, "liar:1317", previous) is not chosen[-1]
+        previous = anchor
+        chosen.append(anchor.root == chain.tree.root())
+        assert env.trees.serves_root(ROUND_ID, "honest:1317", anchor.height, anchor.root) is chosen[-1]
+        assert env.trees.serves_root(ROUND_ID, "liar:1317", anchor.height, anchor.root) is not chosen[-1]
     assert chosen in ([True, False] * 2, [False, True] * 2), "each second proof is for the honest node's root"
+
+
+@pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar")])
+async def test_true_root_at_a_false_height_is_used_for_every_second_proof_only(hosts: tuple[str, ...]) -> None:
+    env, chain = await sync_tree(*hosts)
+    liar = env.nodes[hosts.index("liar")]
+    chain.grow_on(env.nodes, 70, 3)
+    liar.tree, liar.roots = liar.tree | {"height": 90}, {}
+    for _ in range(2):
+        await env.trees.sync(100)
+    previous, heights = None, []
+    for _ in range(4):
+        previous = env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3), previous=previous)
+        assert previous is not None
+        heights.append(previous.height)
+        assert env.trees.serves_root(ROUND_ID, "honest:1317", previous.height, previous.root) is (heights[-1] == 70)
+    assert heights in ([70, 90] * 2, [90, 70] * 2)
+
+
+async def test_root_below_the_creation_of_its_round_is_refused() -> None:
+    env, chain = await sync_tree("liar", "honest")
+    chain.grow_on(env.nodes, 70, 3)
+    env.nodes[0].tree, env.nodes[0].roots = env.nodes[0].tree | {"height": 0}, {}
+    for _ in range(2):
+        await env.trees.sync(100)
+    assert not env.trees.serves_root(ROUND_ID, "liar:1317", 0, chain.tree.root())
+    anchor = env.trees.find_anchor(ROUND_ID, 2, partial(encode_leaf, 3))
+    assert anchor is not None
+    assert anchor.height == 70
 
 
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])

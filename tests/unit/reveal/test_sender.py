@@ -287,8 +287,11 @@ async def test_proof_of_an_earlier_run_is_not_checked_against_the_root_of_anothe
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
 
 
-async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or_share(pipeline: Pipeline) -> None:
-    pipeline.set_replies(BAD_PROOF_REPLY)
+@pytest.mark.parametrize("reply", [BAD_PROOF_REPLY, reply_with(400, error="validation failed: anchor height is zero")])
+async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or_share(
+    pipeline: Pipeline, reply: NodeReply
+) -> None:
+    pipeline.set_replies(reply)
     share = await pipeline.prepare_message()
     (root,) = pipeline.prover.roots.values()
     pipeline.trees.unserved_roots = {(node.name, root) for node in pipeline.endpoints.nodes}
