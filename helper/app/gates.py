@@ -5,6 +5,7 @@ Depends on the state of the chain, the clock, the store and the cluster.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from helper.app.cluster import ClusterMember
@@ -119,7 +120,7 @@ class Gates:
             head.time + self.max_ahead,
             self.circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
             is_one_at_a_time=self.circuit_choice.is_current_unproven or self.circuit_choice.pause_reason is not None,
-            ends=ends,
+            ends={each: math.inf if self.round_registry.is_doubted(each) else end for each, end in ends.items()},
             chain_time=head.time,
         )
 

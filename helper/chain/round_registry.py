@@ -294,6 +294,11 @@ class RoundRegistry:
         """Whether every field of the round is agreed."""
         return self._find(round_id).agreed is not None
 
+    def is_doubted(self, round_id: bytes) -> bool:
+        """Whether the round is not agreed, and too few nodes list it for that."""
+        listed = sum(round_id in statement.rounds for statement in self._said.values())
+        return not self.is_agreed(round_id) and listed < self._node_pool.needed
+
     def frozen_reason(self, round_id: bytes) -> str | None:
         """Why no share of the round may be accepted, revealed or purged now, None if they may.
 

@@ -8,6 +8,7 @@ leaves the database.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ class RoundQueue:
 
     Attributes:
         round_id: 32 bytes.
-        end: the round's end, in Unix seconds of the chain.
+        end: the round's end, in Unix seconds of the chain; infinity if it may not exist.
         waiting: shares of the round that are not begun, due or not.
         oldest_due_ms: due time of the oldest due share, in Unix milliseconds.
         shares: the first due shares, in the order in which they are proven: by due time, in a backlog by rank.
@@ -256,6 +257,8 @@ class RoundTurns:
     ) -> list[Selection]:
         """Select shares, and remove them from `queues`.
 
+        Rounds that may not exist come last. Of the others:
+
         1. Rounds at risk have priority, the earliest end first, then the least slack.
         2. Rounds that are not overdue follow, by due time.
         3. The other rounds take turns.
@@ -289,6 +292,7 @@ class RoundTurns:
         self, ready: Sequence[RoundQueue], now: float, chain_time: float, pace: ProofPace, limits: BacklogLimits
     ) -> tuple[RoundQueue, bool]:
         """Return the round whose share is next, and whether that share has priority."""
+        ready = [queue for queue in ready if queue.end < math.inf] or ready
         at_risk = [queue for queue in ready if is_at_risk(queue.end, queue.waiting, chain_time, pace)]
         if at_risk:
             return min(at_risk, key=lambda queue: (queue.end, -queue.waiting)), True

@@ -182,7 +182,7 @@ class DispatchGate:
         max_due_time: Unix time; shares due later are not dispatched, even if the local clock has passed their due time.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
             one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
-        ends: ends of these rounds, in Unix seconds.
+        ends: ends of these rounds, in Unix seconds; infinity for one that a false node may have invented.
         chain_time: time of the newest block, in Unix seconds.
     """
 

@@ -209,6 +209,7 @@ async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_othe
         assert env.store.stored_rounds.keys() == {ROUND_ID}
         assert env.registry.unconfirmed_reports() == {extra: "listed, but not agreed yet"}
         assert env.registry.frozen_reason(ROUND_ID) is None
+        assert [env.registry.is_doubted(round_id) for round_id in (ROUND_ID, extra)] == [False, True]
     record_block(env.registry, VOTE_END + 1)
     assert not await env.registry.is_closed(extra)
     assert env.registry.open_rounds() == env.registry.agreed_rounds() == env.registry.all_rounds()[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from itertools import pairwise
@@ -216,6 +217,12 @@ def test_round_on_time_goes_before_overdue_rounds_in_order_of_due_time() -> None
     on_time = [queue("b", shares=2, late=0.5), queue("c", shares=1, late=1.0)]
 
     assert select(RoundTurns(), queue("a"), *on_time, limit=5) == "CBBaa"
+
+
+def test_round_that_may_not_exist_comes_last_whenever_its_shares_are_due() -> None:
+    doubted = [queue("b", late=0.5, end=math.inf), queue("c", late=900.0, end=math.inf)]
+
+    assert select(RoundTurns(), *doubted, queue("a", shares=2), limit=3) == "aaB"
 
 
 def test_rounds_on_time_go_by_rank_at_the_same_time() -> None:
