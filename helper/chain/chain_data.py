@@ -20,6 +20,8 @@ T = TypeVar("T")
 MAX_LEAVES = 2**24
 MAX_ROUNDS = 8192
 """Maximum number of rounds in a list. Reading so many takes less than 0.1 s of the event loop."""
+MAX_PROPOSALS = 256
+"""Maximum number of a round's proposals, and of options of one. The chain allows 50 and 8."""
 MAX_INT = 2**62
 """Maximum of heights and times. Sums of them fit into the store's 64 bits."""
 MAX_TEXT_LENGTH = 400
@@ -233,11 +235,14 @@ def _parse_round_fields(fields: Fields) -> Round:
         status = RoundStatus(fields.uint("status"))
     except ValueError:
         raise fields.invalid_field("status", f"{fields.uint('status')} is not a round status") from None
+    proposals = fields.children("proposals")
+    if max([len(proposals), *(len(proposal.items("options")) for proposal in proposals)]) > MAX_PROPOSALS:
+        raise fields.invalid_field("proposals", f"has more than {MAX_PROPOSALS} proposals or options")
     return Round(
         round_id=fields.base64_bytes("vote_round_id", 32),
         status=status,
         vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
-        proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
+        proposals=tuple(map(_parse_proposal, proposals)),
         created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
         authority_key=_displayed(partial(fields.base64_bytes, "ea_pk", 32), b""),
     )

@@ -83,6 +83,8 @@ def test_parse_round_invalid_field_is_named(field: str, value: object, problem: 
     ("invalid", "problem"),
     [
         ({"vote_end_time": -1}, "response.rounds[1].vote_end_time: -1 is out of range"),
+        ({"proposals": [{}] * 257}, "response.rounds[1].proposals: has more than 256 proposals or options"),
+        ({"proposals": [{"options": [{}] * 257}]}, "has more than 256 proposals or options"),
         ({"proposals": [{"id": "one"}]}, "response.rounds[1].proposals[0].id: expected a whole number"),
         ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "listed twice"),
     ],
