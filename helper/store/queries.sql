@@ -174,7 +174,7 @@ SELECT * FROM (SELECT * FROM overdue WHERE is_spent ORDER BY decide_height LIMIT
 SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
   (SELECT rank FROM shares WHERE id = share_id)
 FROM reveals
-WHERE decide_height > :height AND last_sent_height >= :height
+WHERE decide_height > :height AND (last_sent_height >= :height OR last_outcome = 'SPENT')
   AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY decide_height LIMIT :limit;
 

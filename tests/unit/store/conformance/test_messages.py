@@ -87,6 +87,8 @@ async def test_share_sent_at_or_above_a_height_is_listed_unless_it_needs_a_decis
     assert await store.list_sent_ahead(height=113, limit=9) == [ids[3]]
     assert await store.list_sent_ahead(height=110, limit=2) == [ids[1], ids[2]]
     assert await store.list_sent_ahead(height=161, limit=9) == []
+    await store.run(messages.record_outcome, ids[0], outcome="SPENT", decide_height=119)
+    assert await store.list_sent_ahead(height=112, limit=9) == [ids[0], ids[3]], "a node may have returned"
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
