@@ -77,11 +77,15 @@ class RoundClosing:
             return
         revision = self._rounds.revision
         self._checked_revision = None
-        purges = [
-            await self._process_round(stored)
-            for stored in await self._store.list_rounds()
-            if self._rounds.frozen_reason(stored.round_id) is None
-        ]
+        purges, errors = list[float](), list[Exception]()
+        for stored in await self._store.list_rounds():
+            if self._rounds.frozen_reason(stored.round_id) is None:
+                try:
+                    purges.append(await self._process_round(stored))
+                except Exception as error:  # of one round, it must not keep others from being closed
+                    errors.append(error)
+        if errors:
+            raise errors[0]
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     def _is_due(self) -> bool:

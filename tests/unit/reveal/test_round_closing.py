@@ -220,6 +220,23 @@ async def test_failed_check_is_repeated(pipeline: Pipeline) -> None:
     assert [stored.alerted_at for stored in await pipeline.store.list_rounds()] == [pipeline.clock.now()]
 
 
+async def test_error_with_one_round_does_not_stop_others(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = pipeline.closing._process_round
+    await pipeline.store.run(save_rounds, [create_round(OTHER_ROUND)], START_TIME)
+    processed: list[bytes] = []
+
+    async def fail_first(stored: StoredRound) -> float:
+        processed.append(stored.round_id)
+        if len(processed) == 1:
+            raise StoreError("damaged")
+        return await process(stored)
+
+    monkeypatch.setattr(pipeline.closing, "_process_round", fail_first)
+    with pytest.raises(StoreError):
+        await check_after_block(pipeline)
+    assert sorted(processed) == sorted([ROUND, OTHER_ROUND])
+
+
 @pytest.mark.rule("R14")
 async def test_frozen_round_is_neither_failed_nor_purged(pipeline: Pipeline) -> None:
     await enqueue_mixed(pipeline)
