@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { type Claim, TOLERANCE } from "../../lib/claim";
 import { formatDuration, sentence } from "../../lib/format";
 import { useNow } from "../../lib/hooks";
@@ -31,8 +31,9 @@ export function Review({
   const left = prepared.claim.timestamp + TOLERANCE - now;
   const fresh = left > 5;
   const head = useRef<HTMLParagraphElement>(null);
+  // At once: a key press in between would go to the element that had the focus before, or be lost.
   // biome-ignore lint/correctness/useExhaustiveDependencies: a new text receives the focus.
-  useEffect(() => head.current?.focus(), [prepared]);
+  useLayoutEffect(() => head.current?.focus(), [prepared]);
   return (
     <>
       <p ref={head} tabIndex={-1}>
