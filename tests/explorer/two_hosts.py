@@ -283,7 +283,8 @@ class HostProcess:
         shared: Any = {"store": store, "clock": clock, "stats": ignored}
         attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
         both: Any = {**shared, "node_pool": pool, "trees": trees, "circuits": circuits, "attempts": attempts}
-        prover: Any = SimpleNamespace(prove=self._prove)
+        # Both nodes serve the root of every proof, so it need not be known.
+        prover: Any = SimpleNamespace(prove=self._prove, root_of=lambda _proof: None)
         self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)
         self.sender = Sender(**both, verifier=prover, lease=lease)
         self.closing = RoundClosing(**shared, rounds=chain_rounds, purge_after=BLOCK_SECONDS, lease=lease)
