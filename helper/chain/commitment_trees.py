@@ -553,9 +553,10 @@ class CommitmentTreeSync:
                 if round_tree.agreed is not None and node.height > round_tree.agreed.height:
                     raise ChainResponseError("tree: has no leaves at a height where it had them")
                 return False
-            if not max(1, known_round.created_at_height) <= state.height <= node.height + LEAF_WINDOW_BLOCKS:
-                # Leaves would be requested for every block up to that height.
-                raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {node.height}")
+            # No chain has a root before its round, and leaves would be requested for every block up to the height.
+            first, last = max(1, known_round.created_at_height), node.height + LEAF_WINDOW_BLOCKS
+            if not first <= state.height <= last:
+                raise ChainResponseError(f"tree: root at height {state.height}, which is not in {first} to {last}")
             limits = _ReadLimits(math.inf, MAX_LEAVES)
             if self._node_pool.needed > 1:  # also while the others are not usable, since this node may never end
                 others = [each for each in self._trees.values() if each is not round_tree]

@@ -740,7 +740,7 @@ async def test_wait_for_news_ends_with_a_sync_already_begun() -> None:
             assert released, "the sync may have found the leaf; another one would take longer than wallets wait"
 
 
-async def test_share_need_not_wait_for_a_slow_node_after_the_first() -> None:
+async def test_share_need_not_wait_for_a_slow_node_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     env = TreeEnvironment("a", "b")
     await env.start()
     gate = anyio.Event()
@@ -754,7 +754,7 @@ async def test_share_need_not_wait_for_a_slow_node_after_the_first() -> None:
 
         return await call_until(call_second_late, **settings)
 
-    env.endpoints.call_until = call  # type: ignore[method-assign]
+    monkeypatch.setattr(env.endpoints, "call_until", call)
     async with anyio.create_task_group() as group, holding_shares(env, (ROUND_ID, 2)) as released:
         group.start_soon(env.trees.sync, 100)
         await anyio.wait_all_tasks_blocked()
