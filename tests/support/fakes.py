@@ -164,7 +164,7 @@ class FakeTrees(CommitmentTreeSync):
         return self.newest
 
     def serves_root(self, round_id: bytes, node: str, height: int, root: bytes) -> bool:
-        return (node, root) not in self.unserved_roots
+        return height == ANCHOR.height and (node, root) not in self.unserved_roots
 
     def find_anchor(
         self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: Anchor | None = None

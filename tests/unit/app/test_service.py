@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -280,6 +281,19 @@ async def test_readiness_fails_while_blocks_stay_unread(
         await show([(1, last)])
         assert problem() is None, "they are being read"
         await harness.poll(599)
+
+
+async def test_doubted_round_is_dispatched_with_an_end_of_infinity(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(harness.service.block_follower), "is_ready", property(lambda _: True))
+    await harness.poll()
+    gates, registry = harness.service.gates, harness.service.gates.round_registry
+    ends = gates.get_dispatch_gate().ends
+    assert ends == {known.round_id: known.vote_end_time for known in registry.active_rounds()}
+    assert ends
+    monkeypatch.setattr(registry, "is_doubted", lambda _: True)
+    assert gates.get_dispatch_gate().ends == dict.fromkeys(ends, math.inf), "its end is the word of one node"
 
 
 async def test_failing_route_of_only_node_does_not_pause_dispatch(
