@@ -57,8 +57,8 @@ SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.NO_INDEX})
 """Faults that no seed draws."""
 FAR_BEHIND_SECONDS = 55.0
 
-OLD_HEIGHT_FAULTS = frozenset({NodeFault.STALE, NodeFault.LAGGING})
-"""Faults of a node that is in sync, for a minute or longer, with blocks behind the newest."""
+FALSE_HEIGHT_FAULTS = frozenset({NodeFault.STALE, NodeFault.LAGGING, NodeFault.RESET})
+"""Faults of a node that is in sync, for a minute or longer, with other heights than the chain's."""
 FALSE_RESPONSE_FAULTS = frozenset(
     {
         NodeFault.OTHER_CHAIN,

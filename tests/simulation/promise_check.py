@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from helper.chain.agreement import AGREEING_NODES
+from helper.chain.broadcast_outcome import Verdict, classify_refusal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import TRANSITIONS, Share, ShareState
 from tests.simulation.chain import EPOCH, SimChain
 from tests.simulation.event_log import EventLog
 from tests.simulation.host import ServiceHost
-from tests.simulation.node import NodeFault, SimNode
+from tests.simulation.liar import Lie
+from tests.simulation.node import FALSE_HEIGHT_FAULTS, NodeFault, SimNode
 from tests.simulation.prover import ProverFault
 from tests.simulation.scenario import RoundPlan, Scenario
 
@@ -55,10 +58,6 @@ class PromiseChecker:
 
     Attributes:
         clock_wrong_until: loop second until which work started under a wrong clock may still run.
-        wrong_height_spans: spans of loop seconds in which a node that is needed for agreement reported heights that
-            rise at their own rate: ten of its blocks are not ten blocks of the chain.
-        old_height_spans: spans of loop seconds in which such a node was behind: a share that was sent then is sent
-            again once the node reports the height that the chain had already.
     """
 
     def __init__(self, plan: Scenario, event_log: EventLog, chain: SimChain, host: ServiceHost) -> None:
@@ -68,8 +67,6 @@ class PromiseChecker:
         self._host = host
         self.shares: dict[bytes, TrackedShare] = {}
         self.clock_wrong_until = -1.0
-        self.wrong_height_spans: list[tuple[float, float]] = []
-        self.old_height_spans: list[tuple[float, float]] = []
         self.broadcasts: dict[tuple[bytes, int], tuple[bytes, float]] = {}
         self.prover_faults: Counter[bytes] = Counter()
         self.worker_deaths: Counter[bytes] = Counter()
@@ -115,7 +112,7 @@ class PromiseChecker:
             or height >= previous[1] + REPROVE_BLOCKS - HEIGHT_LAG_BLOCKS
         ):
             return
-        if not any(first <= at <= last for first, last in self.wrong_height_spans for at in (previous[2], now)):
+        if not any(map(self._depends_on_false_heights, (previous[2], now))):
             self._event_log.record_violation("proven again too early", nullifier, "heights", previous[1], height)
 
     def on_refusal(self, message: RevealMessage) -> None:
@@ -127,10 +124,23 @@ class PromiseChecker:
 
     def _check_one_broadcast_per_height(self, nullifier: bytes, height: int, message: RevealMessage) -> None:
         previous, sent_at = self.broadcasts.get((nullifier, height), (None, 0.0))
-        if previous is not None and not any(first <= sent_at <= last for first, last in self.old_height_spans):
+        if previous is not None and not self._depends_on_false_heights(sent_at):
             description = "the same bytes" if previous == message.tx_hash() else "other bytes"
             self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, description)
         self.broadcasts[nullifier, height] = message.tx_hash(), self._chain.now() - EPOCH
+
+    def _depends_on_false_heights(self, at: float) -> bool:
+        """Return whether, at a loop second, agreement needed a node that did not report the chain's heights.
+
+        The agreed height then stands still or rises at its own rate, and jumps at the end of the fault: ten blocks of
+        the service are not ten blocks of the chain.
+        """
+        faults = [episode for episode in self._plan.episodes if episode.start <= at <= episode.end]
+        lies = [episode for episode in self._plan.lie_episodes if episode.start <= at <= episode.end]
+        faulty = {episode.node for episode in faults if episode.node is not None} | {episode.node for episode in lies}
+        has_false_heights = any(episode.fault in FALSE_HEIGHT_FAULTS for episode in faults)
+        has_false_heights |= any(Lie.ONE_HEIGHT in episode.lies for episode in lies)
+        return has_false_heights and len(self._plan.nodes_with_rpc) - len(faulty) < AGREEING_NODES
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
         """Record a prover fault, which may spend an attempt."""
@@ -216,7 +226,7 @@ class PromiseChecker:
                 self._event_log.record_violation(
                     "an acknowledged share was not counted", spent, "due", known.due_at, "state", states.get(spent)
                 )
-            if counted and spent in states and not self._may_have_missed_blocks():
+            if counted and spent in states and not (self._may_have_missed_blocks() or self._is_result_hidden(spent)):
                 self._event_log.record_violation("a witness remains after confirmation", spent)
             if not counted and sim_round.tallying_height and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
@@ -236,6 +246,19 @@ class PromiseChecker:
         return not all(self._plan.nodes_with_rpc) and any(
             episode.fault.name == "PRUNED" for episode in self._plan.episodes
         )
+
+    def _is_result_hidden(self, nullifier: bytes) -> bool:
+        """Return whether a node without an RPC has lost the result of a counted reveal.
+
+        Its index has only the last result. If the same bytes are in a later block too, and fail there for another
+        reason than the spent nullifier, usually because the round had ended, nothing tells that they counted before.
+        """
+        if all(self._plan.nodes_with_rpc):
+            return False
+        hashes = {tx_hash for (spent, _), (tx_hash, _) in self.broadcasts.items() if spent == nullifier}
+        results = [self._chain.included.get(tx_hash, []) for tx_hash in hashes]
+        hidden = [each[-1] for each in results if any(result.code == 0 for result in each) and each[-1].code]
+        return any(classify_refusal(last.code, last.log) is not Verdict.SPENT for last in hidden)
 
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"

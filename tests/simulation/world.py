@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 from helper.app.service import Service
-from helper.chain.agreement import AGREEING_NODES
 from helper.chain.chain_data import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.refusals import TemporaryRefusal
@@ -19,7 +18,7 @@ from tests.simulation.chain import EPOCH, SimChain, SimRound, prove_reveal
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot
 from tests.simulation.host import ServiceHost, UnreachableError
-from tests.simulation.node import FALSE_RESPONSE_FAULTS, OLD_HEIGHT_FAULTS, NodeFault, SimNode
+from tests.simulation.node import FALSE_RESPONSE_FAULTS, NodeFault, SimNode
 from tests.simulation.promise_check import PromiseChecker, TrackedShare
 from tests.simulation.prover import ProverFault, SimProvers
 from tests.simulation.scenario import (
@@ -285,10 +284,6 @@ class World:
             self.nodes[episode.node].set_fault(what if is_active else None)
             if what in FALSE_RESPONSE_FAULTS:
                 self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
-            if is_active and what is NodeFault.RESET and len(self.nodes) <= AGREEING_NODES:
-                self.promise_checker.wrong_height_spans.append((episode.start, episode.end))
-            if is_active and what in OLD_HEIGHT_FAULTS and len(self.nodes) <= AGREEING_NODES:
-                self.promise_checker.old_height_spans.append((episode.start, episode.end))
         elif isinstance(what, ProverFault):
             self.provers.fault = what if is_active else None
         elif what in (ServiceFault.DISK_FULL, ServiceFault.DISK_ERROR):
