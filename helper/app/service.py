@@ -356,7 +356,7 @@ class Service:
             await self.clock.sleep(NODE_IDS_SECONDS)
 
     async def _select_circuit(self) -> None:
-        """Select the circuit generation by the chain's id and the node's version."""
+        """Select the circuit generation by what the chain counted last and the node's version."""
         node_info = None
         while node_info is None:
             try:
@@ -364,8 +364,10 @@ class Service:
             except HelperError as error:
                 log.warning("chain_version_unknown", error=str(error))
                 await self.clock.sleep(self.config.chain.poll_seconds)
-        remembered = await self.store.get_meta(CircuitChoice.storage_key(node_info.chain_id))
-        self.circuit_choice.select_initial(node_info.chain_id, node_info.version, remembered)
+        chain_id = self.node_pool.chain_id
+        assert chain_id is not None, "a usable node has reported one"
+        remembered = await self.store.get_meta(CircuitChoice.storage_key(chain_id))
+        self.circuit_choice.select_initial(chain_id, node_info.version, remembered)
 
     def _on_notification(self, channel: str) -> None:
         """Handle a notification of another host; "" if notifications may have been lost."""

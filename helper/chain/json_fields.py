@@ -20,6 +20,8 @@ UINT64_MAX = 2**64 - 1
 
 MAX_CONTAINERS = 100_000
 """Maximum number of objects and lists in a response. A full block has about 40 per transaction."""
+MAX_VALUES = 400_000
+"""Maximum number of values in a response. The longest page of leaves has 180,000; 400,000 need about 60 MB."""
 
 _UNCHECKED_BYTES = 1 << 16  # responses up to this many bytes may have values of any size
 _MIN_BYTES_PER_VALUE = 6  # minimum mean bytes per value in a longer response; nodes' responses have 12 or more
@@ -36,7 +38,7 @@ def loads(body: bytes, source: str) -> object:
     Raises:
         InvalidResponse: the body is not JSON, or has too many values.
     """
-    _limit_values(body, source, MAX_CONTAINERS, _MIN_BYTES_PER_VALUE)
+    _limit_values(body, source, MAX_CONTAINERS, min(MAX_VALUES, len(body) // _MIN_BYTES_PER_VALUE))
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -50,13 +52,14 @@ def limit_stored_values(body: bytes, source: str) -> None:
     Raises:
         InvalidResponse: it has too many values.
     """
-    _limit_values(body, source, MAX_CONTAINERS + len(body) // _MIN_BYTES_PER_CONTAINER, _MIN_BYTES_PER_STORED_VALUE)
+    max_containers = MAX_CONTAINERS + len(body) // _MIN_BYTES_PER_CONTAINER
+    _limit_values(body, source, max_containers, len(body) // _MIN_BYTES_PER_STORED_VALUE)
 
 
-def _limit_values(body: bytes, source: str, max_containers: int, min_bytes: int) -> None:
+def _limit_values(body: bytes, source: str, max_containers: int, max_values: int) -> None:
     if len(body) > _UNCHECKED_BYTES:
         containers = body.count(b"{") + body.count(b"[")
-        if containers > max_containers or containers + body.count(b",") > len(body) // min_bytes:
+        if containers > max_containers or containers + body.count(b",") > max_values:
             raise InvalidResponse(f"{source}: response contains too many values for its size ({len(body)} bytes)")
 
 

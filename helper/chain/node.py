@@ -139,13 +139,14 @@ class Health:
         self.failures += 1
 
     def fault(self, chain_id: str | None) -> str | None:
-        """Why this service is not usable whatever the time is, None if that depends on its newest block's age."""
+        """Why this service is not usable whatever the time is, None if that depends on its newest block's age.
+
+        `chain_id` is the agreed id of the chain, None before that.
+        """
         head = self.head
-        if self.error is not None:
-            return self.error
-        if head is None or chain_id is None:
-            return "chain id not known yet"
-        if head.chain_id != chain_id:
+        if self.error is not None or head is None:
+            return self.error or "no block known yet"
+        if chain_id not in {None, head.chain_id}:
             return f"is on chain {head.chain_id}, expected {chain_id}"
         if head.height < self.max_height - MAX_HEIGHT_DROP:
             drop = f"height decreased from {self.max_height} to {head.height}"

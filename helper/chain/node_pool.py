@@ -25,7 +25,7 @@ from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config.sections import Config
-from helper.core.log_limits import RecentKeys
+from helper.core.log_limits import LoggedProblem, RecentKeys
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
 T = TypeVar("T")
@@ -104,7 +104,8 @@ class NodePool:
 
     Attributes:
         chain_id: the chain's id; None until it is configured, restored, or reported.
-        is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes; otherwise it may change.
+        is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes. Otherwise it may change,
+            and no node is excluded for its id, because it may be the false node's.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -129,6 +130,7 @@ class NodePool:
         self._change_callbacks: list[Callable[[], None]] = []
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
+        self._chain_id_dispute = LoggedProblem()
         self.needed = needed_nodes(len(self.nodes), agree)
         self._in_sync = _InSync((None, []), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
@@ -179,16 +181,24 @@ class NodePool:
         """The nodes that report recent blocks of this chain, including nodes in backoff."""
         return list(self._find_in_sync().heads)
 
+    @property
+    def _agreed_chain_id(self) -> str | None:
+        return self.chain_id if self.is_chain_id_agreed else None
+
+    def _is_ours(self, head: BlockHead | None) -> bool:
+        """Whether there is a head and it is not known to be of another chain."""
+        return head is not None and self._agreed_chain_id in {None, head.chain_id}
+
     def _find_in_sync(self) -> _InSync:
         """The nodes in sync. They change only with a probe, or when a block's age reaches a limit."""
         now, found = self.clock.now(), self._in_sync
-        key = (self.chain_id, [node.health.revision for node in self.nodes])
+        key = (self._agreed_chain_id, [node.health.revision for node in self.nodes])
         if found.after < now < found.before and found.key == key:
             return found
         times, heads = list[float](), dict[Node, BlockHead]()
         for node in self.nodes:
             head = node.health.head
-            if head is not None and node.health.fault(self.chain_id) is None:
+            if head is not None and node.health.fault(self._agreed_chain_id) is None:
                 first, last = self.limits.span(head)
                 times += first, last
                 if first <= now <= last:
@@ -224,7 +234,7 @@ class NodePool:
         It does not rise while too few nodes respond. Nothing irreversible may depend on a greater height.
         """
         heads = {node.name: node.health.head for node in self.nodes}
-        ours = {name: head.height for name, head in heads.items() if head and head.chain_id == self.chain_id}
+        ours = {name: head.height for name, head in heads.items() if head and self._is_ours(head)}
         return agreed_height(ours, self.needed)
 
     @property
@@ -247,7 +257,7 @@ class NodePool:
     def reported_heights(self) -> list[int]:
         """Heights of the nodes of this chain that responded to their last probe."""
         healths = [node.health for node in self.nodes if node.health.error is None]
-        return [each.head.height for each in healths if each.head is not None and each.head.chain_id == self.chain_id]
+        return [each.head.height for each in healths if each.head and self._is_ours(each.head)]
 
     @property
     def greatest_height(self) -> int:
@@ -482,19 +492,20 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Use the chain id of the nodes that respond until enough nodes report the same one.
-
-        A node that reports another id later changes nothing, or it could stop a helper that works.
-        """
+        """Use the chain id that enough nodes report, or until then the first one that was reported."""
         healths = {node.name: node.health for node in self.nodes}
         ids = {name: health.head.chain_id for name, health in healths.items() if health.head and not health.error}
-        chain_id = agreed(ids, min(self.needed, max(1, len(ids))))
-        if chain_id is None:
-            return
-        self.is_chain_id_agreed = len(ids) >= self.needed
+        agreed_id = agreed(ids, self.needed)
+        self.is_chain_id_agreed = agreed_id is not None
+        chain_id = agreed_id or self.chain_id or next(iter(ids.values()), None)
         if chain_id != self.chain_id:
             self.chain_id = chain_id
             self._log.info("chain_id_learned", chain_id=chain_id)
+        reason = ", ".join(f"{name} is on chain {ids[name]}" for name in sorted(ids))
+        if agreed_id is None and len(set(ids.values())) > 1 and self._chain_id_dispute.note(reason):
+            self._log.error(
+                "chain_id_disputed", reason=reason, advice="Set [chain] chain_id to the id of the chain, and restart."
+            )
 
     def _report_changes(self) -> None:
         changed, height = False, self.agreed_height or 0
@@ -510,7 +521,7 @@ class NodePool:
 
     def _report_change(self, health: Health, height: int, name: str, service: str) -> bool:
         head = health.head
-        if head is not None and head.chain_id == self.chain_id and health.error is None:
+        if head is not None and self._is_ours(head) and health.error is None:
             health.max_height = max(health.max_height, min(health.steady_height, height))
         reason = self.unusable_reason(health)
         # Reasons contain ages that grow with every probe; compare them without digits to log only changes of state.
@@ -528,11 +539,11 @@ class NodePool:
         """Why a service is not usable now, None if it is."""
         age = 0.0 if health.head is None else self.clock.now() - health.head.time
         backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None
-        return health.fault(self.chain_id) or self.limits.exceeded_reason(age) or backoff
+        return health.fault(self._agreed_chain_id) or self.limits.exceeded_reason(age) or backoff
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
-        same_chain = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
+        same_chain = [health for health in healths if self._is_ours(health.head)]
         wall_minus_monotonic = self.clock.now() - self.clock.monotonic()
         return [health.offsets[-1] + wall_minus_monotonic for health in same_chain if health.offsets]
 

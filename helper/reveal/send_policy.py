@@ -27,6 +27,8 @@ REPROVE_SECONDS: Final = 60.0
 """Seconds after which that is decided without an agreed height."""
 SPENT_WAIT_BLOCKS: Final = 10
 """Blocks until a message is resent that every node in sync reports as spent: only its block is not read yet."""
+STANDSTILL_SECONDS: Final = 30.0
+"""Seconds after the last send from which an agreed height that a node in sync has passed holds nothing back."""
 RECHECK_SECONDS: Final = 1.0
 """Seconds until a message is looked at again that cannot be sent now."""
 AVOIDANCE_SECONDS: Final = 30.0
@@ -115,7 +117,8 @@ class NodeFacts(NamedTuple):
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.
         owes_response: whether a call with this share continues without a response.
-        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send.
+        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send; after
+            `RESEND_SECONDS`, whether any does, while no more than enough are usable.
     """
 
     name: str
@@ -141,9 +144,12 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
     if reveal.sends and first is not None and last is not None:
         is_spent = is_spent_everywhere(nodes)
         height = decide_height(first=first, last=last, outcome=reveal.last_outcome, is_spent=is_spent)
-        until = (now if process.ended_at is None else process.ended_at) + RESEND_SECONDS * (6 if is_spent else 1)
-        # A height that is not above that of the last send says nothing, unless the chain stands: one may be false.
-        if head < height if head > last or process.stands_at(last) else now < until:
+        ended_at = now if process.ended_at is None else process.ended_at
+        until = ended_at + RESEND_SECONDS * (6 if is_spent else 1)
+        # A height that is not above that of the last send says nothing, unless the chain stands: one may be false. One
+        # above it may stand still, while a node in sync has reached the decision's.
+        may_rise = head > last and (process.greatest < height or now < ended_at + STANDSTILL_SECONDS)
+        if head < height and (may_rise or process.stands_at(last) or now < until):
             return Wait(until, height)
     node = choose_node(nodes, now, process.seconds_left)
     return node or Wait(now + RECHECK_SECONDS, head + 1)
@@ -162,9 +168,11 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
             return f"not confirmed within {height - first} blocks"
     # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. A
     # node that is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks
-    # decide.
+    # decide, of any node.
     is_time_decisive = is_old and has_new_block and not process.stands_at(last)
-    if is_time_decisive and (max(head, process.agreed) <= first or outcome in _REFUSED_OUTCOMES):
+    is_anchor_unknown = outcome == Verdict.BEHIND.name and process.greatest >= first + REPROVE_BLOCKS
+    is_height_false = max(head, process.agreed) <= first
+    if is_time_decisive and (is_height_false or is_anchor_unknown or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 
@@ -205,6 +213,9 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
     another node may answer "spent" to every message. A node that received it recently and has not
     responded is not tried: more copies would only add to its load. While every node asks for a delay, one share after
     the other is sent to a node that is ready: it may accept reveals long before the time that it named.
+
+    If none of the first nodes reports a new block, they are waited for: a node that is always the first to report one
+    would otherwise get every send.
     """
 
     def preference(node: NodeFacts) -> tuple[float, bool, bool]:
@@ -212,7 +223,11 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
         return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
-    candidates = [n for n in nodes if n.has_new_block and not (n.owes_response and n.sent_at > since)]
+    candidates = [node for node in nodes if not (node.owes_response and node.sent_at > since)]
+    oldest = min((node.sent_at for node in candidates), default=now)
+    candidates = [node for node in candidates if node.has_new_block]
+    if oldest not in {node.sent_at for node in candidates}:
+        return None
     are_all_held = all(node.penalty.is_held(now, seconds_left) for node in candidates)
     for name, penalty, *_ in sorted(candidates, key=preference):
         if not penalty.is_held(now, seconds_left) or (are_all_held and now >= penalty.probe_at):

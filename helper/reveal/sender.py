@@ -151,7 +151,10 @@ class Sender:
         if self._clock.monotonic() >= self._next_ahead_check:
             # A node that was alone in sync may have reported a false height, or a node reports a low one now.
             self._next_ahead_check = self._clock.monotonic() + AHEAD_CHECK_SECONDS
-            await self._follow_up_all(await self._store.list_sent_ahead(height=height, limit=self._limit), height)
+            share_ids = await self._store.list_doubtful_waits(
+                height=height, greatest=self._greatest_height, limit=self._limit
+            )
+            await self._follow_up_all(share_ids, height)
 
     async def send_new(self) -> None:
         """Send messages that other hosts have prepared and that were never sent."""
@@ -162,6 +165,13 @@ class Sender:
                 return  # the remaining ones cannot be sent now
             previous_ids, head = set(share_ids), self._node_pool.head
             await self._follow_up_all(share_ids, 0 if head is None else head.height)
+
+    @property
+    def _greatest_height(self) -> int:
+        """The greatest height of a node in sync; the agreed one if more nodes are in sync than must agree."""
+        pool = self._node_pool
+        has_majority = len(pool.in_sync_nodes) > pool.needed
+        return (pool.agreed_height or 0) if has_majority else pool.greatest_height
 
     @property
     def _limit(self) -> int:
@@ -255,7 +265,7 @@ class Sender:
             now_ms=int(self._clock.now() * 1000),
             head=None if head is None else head.height,
             agreed=self._node_pool.agreed_height or 0,
-            greatest=self._node_pool.greatest_height,
+            greatest=self._greatest_height,
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
             seconds_left=self._attempts.seconds_left(reveal.round_id),
@@ -265,7 +275,10 @@ class Sender:
 
     def _node_facts(self, reveal: SentReveal, state: SendState, ended_at: float | None = None) -> list[NodeFacts]:
         pool = self._node_pool
-        newer = {node.name for node in pool.usable_nodes} if ended_at is None else pool.nodes_with_head_since(ended_at)
+        usable = pool.usable_nodes
+        newer = {node.name for node in usable} if ended_at is None else pool.nodes_with_head_since(ended_at)
+        is_late = ended_at is not None and self._clock.monotonic() - ended_at >= RESEND_SECONDS
+        enough = 1 if is_late and len(usable) <= pool.needed else pool.needed
         sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
         circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
         return [
@@ -276,9 +289,9 @@ class Sender:
                 state.verdicts.get(node.name),
                 node.name in circuit_refusers,
                 node.name in state.unanswered,
-                node.name in newer or len(newer) >= pool.needed,
+                node.name in newer or len(newer) >= enough,
             )
-            for node in self._node_pool.usable_nodes
+            for node in usable
         ]
 
     async def _is_ready(self, node: Node, round_id: bytes) -> bool:

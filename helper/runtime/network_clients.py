@@ -7,6 +7,10 @@ A request that is cancelled while it waits in the connection pool of httpcore ca
 permanently (encode/httpcore#1093), and one that is cancelled later can leave its connection open. `LimitedTransport`
 therefore limits the requests before httpcore, and gives each connection a pool of its own.
 
+A server may be hostile. httpcore reads interim responses (1xx) without limit, so `_LimitedNetworkStream` limits what
+precedes the body of a response. The patterns of h11 for header lines and chunk headers take time that is quadratic in
+the number of blanks, 26 s for 95 kB, so they are replaced by linear ones.
+
 Of SOCKS5 there is only `CONNECT` without authentication (RFC 1928): Tor resolves the host name. The proxy may listen on
 a unix socket, which HTTP clients do not support.
 """
@@ -14,6 +18,7 @@ a unix socket, which HTTP clients do not support.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -23,11 +28,26 @@ from typing import Any, Final, cast
 from urllib.request import Request
 
 import anyio
+import h11._readers
+import httpcore
 import httpx
 
 DEFAULT_CONNECTIONS: Final = 100
 """Default maximum number of concurrent requests of an asynchronous client."""
 _IDLE_SECONDS: Final = 30.0
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Maximum number of bytes before the body of a response, those of its interim responses included."""
+MAX_INTERIM_RESPONSES: Final = 8
+"""Maximum number of interim responses before a response."""
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+_INTERIM: Final = re.compile(rb"HTTP/\d\.\d 1")
+
+# They match what those of h11 match, except a chunk extension that contains a carriage return.
+h11._readers.header_field_re = re.compile(
+    rb"(?P<field_name>[-!#$%&'*+.^_`|~0-9a-zA-Z]+):[ \t]*+"
+    rb"(?P<field_value>(?:[^\x00\s]++(?:[ \t]++[^\x00\s]++)*+)?+)[ \t]*+"
+)
+h11._readers.chunk_header_re = re.compile(rb"(?P<chunk_size>[0-9A-Fa-f]{1,20})(?P<chunk_ext>;[^\r\n]*+)?+[ \t]*+\r\n")
 
 
 class LimitedTransport(httpx.AsyncBaseTransport):
@@ -128,6 +148,62 @@ class _LimitedStream(httpx.AsyncByteStream):
                 on_end(is_closed)
 
 
+class _LimitedNetworkStream(httpcore.AsyncNetworkStream):
+    """A connection that limits what precedes the body of each response."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._head: bytearray | None = None  # what was read of the head; None outside of one
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Read data. Raises `httpcore.RemoteProtocolError` if the head of a response is too long."""
+        data = await self._stream.read(max_bytes, timeout)
+        if self._head is not None:
+            self._head += data[:MAX_HEAD_BYTES]
+            if _is_head_complete(self._head):
+                self._head = None
+            elif len(self._head) >= MAX_HEAD_BYTES:
+                raise httpcore.RemoteProtocolError(f"the response's head is longer than {MAX_HEAD_BYTES} bytes")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write data of a request. A response follows."""
+        self._head = bytearray()
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        """Return the encrypted connection."""
+        return _LimitedNetworkStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return information on the connection."""
+        return self._stream.get_extra_info(info)
+
+
+def _is_head_complete(head: bytearray) -> bool:
+    start = 0
+    for _ in range(MAX_INTERIM_RESPONSES + 1):
+        end = _END_OF_HEAD.search(head, start)
+        if end is None or not _INTERIM.match(head, start):
+            return end is not None
+        start = end.end()
+    raise httpcore.RemoteProtocolError(f"more than {MAX_INTERIM_RESPONSES} interim responses")
+
+
+class _LimitedBackend(httpcore.AnyIOBackend):
+    """Opens connections that limit what precedes the body of each response."""
+
+    async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        """Open a connection."""
+        return _LimitedNetworkStream(await super().connect_tcp(*args, **options))
+
+
 def create_transport(
     connections: int = DEFAULT_CONNECTIONS, *, max_idle: int = 20, socket_options: Iterable[Any] = ()
 ) -> LimitedTransport:
@@ -138,13 +214,19 @@ def create_transport(
         max_idle: maximum number of idle connections.
         socket_options: as for `socket.setsockopt`.
     """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_idle, keepalive_expiry=_IDLE_SECONDS)
     options = list(socket_options)
 
     def create() -> httpx.AsyncBaseTransport:
-        return httpx.AsyncHTTPTransport(
-            verify=_get_ssl_context(), limits=limits, trust_env=False, socket_options=options
+        transport = httpx.AsyncHTTPTransport(verify=_get_ssl_context(), trust_env=False)
+        # httpx has no parameter for the backend.
+        transport._pool = httpcore.AsyncConnectionPool(
+            ssl_context=_get_ssl_context(),
+            max_keepalive_connections=max_idle,
+            keepalive_expiry=_IDLE_SECONDS,
+            socket_options=options,
+            network_backend=_LimitedBackend(),
         )
+        return transport
 
     return LimitedTransport(create, slots=connections, max_idle=max_idle)
 

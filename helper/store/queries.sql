@@ -170,11 +170,12 @@ SELECT * FROM (SELECT * FROM overdue WHERE NOT is_spent ORDER BY decide_height L
 UNION ALL
 SELECT * FROM (SELECT * FROM overdue WHERE is_spent ORDER BY decide_height LIMIT :limit) AS b;
 
--- name: sent_ahead
+-- name: doubtful_waits
 SELECT share_id, decide_height, (SELECT due_ms FROM shares WHERE id = share_id),
   (SELECT rank FROM shares WHERE id = share_id)
 FROM reveals
-WHERE decide_height > :height AND (last_sent_height >= :height OR last_outcome = 'SPENT')
+WHERE decide_height > :height
+  AND (last_sent_height >= :height OR decide_height <= :greatest OR last_outcome = 'SPENT')
   AND (SELECT state FROM shares WHERE id = share_id) = 4 AND share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY decide_height LIMIT :limit;
 

@@ -253,12 +253,14 @@ class Store(QueueReader, ABC):
         """
         return (await self._list_to_decide("follow_ups", {"height": height, "limit": limit}))[:limit]
 
-    async def list_sent_ahead(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose last send was at this height or, as recorded, above it.
+    async def list_doubtful_waits(self, *, height: int, greatest: int, limit: int) -> list[int]:
+        """Return the ids of shares in BROADCAST that wait for a height above this one, if heights may be false.
 
-        They are those that `list_follow_ups` does not return at this height.
+        Their last send was at this height or, as recorded, above it; or the height that they wait for is at most
+        `greatest`, which a node reports; or their nullifier is reported as spent. `list_follow_ups` does not return
+        them at this height.
         """
-        return await self._list_to_decide("sent_ahead", {"height": height, "limit": limit})
+        return await self._list_to_decide("doubtful_waits", {"height": height, "greatest": greatest, "limit": limit})
 
     async def _list_to_decide(self, name: str, params: Mapping[str, int]) -> list[int]:
         rows = await self._read_in_broadcast(name, params)

@@ -369,7 +369,7 @@ class _Pool:
     needed = 2
 
     def __init__(self, process: HostProcess, nodes: Sequence[Any]) -> None:
-        self._process, self.nodes, self.usable_nodes = process, nodes, nodes
+        self._process, self.nodes, self.usable_nodes, self.in_sync_nodes = process, nodes, nodes, nodes
 
     @property
     def head(self) -> Any:

@@ -228,7 +228,8 @@ class PromiseChecker:
                 )
             if counted and spent in states and not (self._may_have_missed_blocks() or self._is_result_hidden(spent)):
                 self._event_log.record_violation("a witness remains after confirmation", spent)
-            if not counted and sim_round.tallying_height and states.get(spent, 3) != ShareState.FAILED:
+            is_closed = sim_round.tallying_height and known.share.round_id not in self._rounds_kept_open()
+            if not counted and is_closed and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
                     "a closed round's share is neither counted nor failed", spent, states.get(spent)
                 )
@@ -260,13 +261,18 @@ class PromiseChecker:
         hidden = [each[-1] for each in results if any(result.code == 0 for result in each) and each[-1].code]
         return any(classify_refusal(last.code, last.log) is not Verdict.SPENT for last in hidden)
 
+    def _rounds_kept_open(self) -> set[bytes]:
+        """Return the ids of the rounds in which the nodes of a pair never agree on a block, for that reason."""
+        return {known.share.round_id for spent, known in self.shares.items() if self._is_result_hidden(spent)}
+
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"
         alerted: dict[bytes, int | None] = dict(self._host.disk.query_rows(sql))
         for round_ in self._chain.rounds.values():
             if round_.round_id not in alerted:
                 continue
-            if round_.tallying_height and alerted[round_.round_id] is None:
+            is_closed = round_.tallying_height and round_.round_id not in self._rounds_kept_open()
+            if is_closed and alerted[round_.round_id] is None:
                 self._event_log.record_violation("a closed round was not reported", round_.round_id)
             if not round_.tallying_height and alerted[round_.round_id] is not None:
                 self._event_log.record_violation("an open round was closed", round_.round_id)

@@ -182,6 +182,23 @@ async def test_chain_id_of_lone_false_node_is_replaced() -> None:
     assert seen == ["other-9", "other-9", "svote-1"]
 
 
+async def test_false_chain_id_reported_first_excludes_no_node_of_a_pair() -> None:
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["a"].chain_id = "other-9"
+    honest = network.nodes.pop("b")
+    with capture_logs() as logs:
+        for nodes in ({}, {"b": honest}, {}):
+            network.nodes |= nodes
+            await endpoints.probe_all()
+    assert (node_names(endpoints), endpoints.is_chain_id_agreed) == (["a:1317", "b:1317"], False)
+    assert endpoints.agreed_height == honest.height
+    disputes = [entry["reason"] for entry in logs if entry["event"] == "chain_id_disputed"]
+    assert disputes == ["a:1317 is on chain other-9, b:1317 is on chain svote-1"]
+    network.nodes["a"].chain_id = "svote-1"
+    await endpoints.probe_all()
+    assert (endpoints.chain_id, endpoints.is_chain_id_agreed) == ("svote-1", True)
+
+
 async def test_one_false_height_of_only_node_is_forgotten() -> None:
     _, network, endpoints = create_network("a")
     node = network.nodes["a"]

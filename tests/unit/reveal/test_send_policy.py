@@ -21,6 +21,7 @@ from helper.reveal.send_policy import (
     REPROVE_BLOCKS,
     REPROVE_SECONDS,
     SPENT_WAIT_BLOCKS,
+    STANDSTILL_SECONDS,
     NodeFacts,
     ProcessFacts,
     ProveAnew,
@@ -153,6 +154,26 @@ def test_message_waits_for_a_block_while_the_chain_stands(outcome: str) -> None:
         assert type(step_at(108, first=108, last=108, outcome=outcome, process=process)) is expected
 
 
+def test_agreed_height_that_stands_still_below_the_decision_ends_no_wait_but_the_time_does() -> None:
+    """Seed 8226: one of two nodes reported one height, just above that of the last send."""
+    for greatest, ended_at, expected in (
+        (102, NOW - 600, Wait),  # the decision's height is 103
+        (103, NOW - STANDSTILL_SECONDS, Send),
+        (103, NOW - STANDSTILL_SECONDS + 1, Wait),
+    ):
+        process = {"head": 101, "agreed": 101, "greatest": greatest, "ended_at": ended_at}
+        assert type(step_at(101, outcome="ACCEPTED", process=process)) is expected
+
+
+@pytest.mark.parametrize(("outcome", "greatest", "expected"), [("BEHIND", 110, ProveAnew), ("BEHIND", 109, Send)])
+def test_share_is_proven_anew_after_ten_blocks_of_any_node_if_the_agreed_height_stands(
+    outcome: str, greatest: int, expected: type[Step]
+) -> None:
+    long_ago = {"began_at": NOW - 60, "ended_at": NOW - 60}
+    process = {"head": 102, "agreed": 102, "greatest": greatest, **long_ago}
+    assert type(step_at(102, last=102, outcome=outcome, process=process)) is expected
+
+
 def test_message_whose_anchor_no_node_knows_is_sent_at_each_height_and_proven_anew_after_ten_blocks() -> None:
     nodes = tuple(node._replace(verdict=Verdict.BEHIND) for node in NODES)
     steps = [type(step_at(height, last=height - 1, outcome="BEHIND", nodes=nodes)) for height in range(101, 111)]
@@ -225,6 +246,12 @@ def test_any_outcomes_give_one_send_per_height_and_one_proof_in_ten_blocks(
         ({"penalty": Penalty(999.0, 10.0, 1001.0)}, {"penalty": Penalty(999.0, 10.0, 1000.0)}, "b?"),
         ({"penalty": Penalty(999.0, 10.0, 1001.0)}, {"penalty": Penalty(999.0, 10.0, 1001.0)}, None),
         ({"penalty": Penalty(999.0, 10.0)}, {"owes_response": True, "sent_at": 999.0}, "a?"),
+        # A node that is always the first to report a block does not get every send.
+        ({"sent_at": 995.0}, {"has_new_block": False}, None),
+        ({"sent_at": 995.0}, {"has_new_block": False, "sent_at": 994.0}, None),
+        ({"sent_at": 994.0}, {"has_new_block": False, "sent_at": 995.0}, "a"),
+        ({}, {"has_new_block": False}, "a"),
+        ({"sent_at": 995.0}, {"has_new_block": False, "owes_response": True, "sent_at": 994.0}, "a"),
     ],
 )
 def test_node_is_chosen_by_what_it_did_last(first: Any, second: Any, expected: str | None) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +15,12 @@ import httpx
 import pytest
 
 from helper.chain.node_http import MAX_CONNECTIONS, NodeHttp, NoResponse
-from helper.runtime.network_clients import LimitedTransport, create_async_client
+from helper.runtime.network_clients import (
+    MAX_HEAD_BYTES,
+    MAX_INTERIM_RESPONSES,
+    LimitedTransport,
+    create_async_client,
+)
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
@@ -131,4 +138,46 @@ async def test_calls_that_time_out_lose_no_connection() -> None:
     async with asyncio.timeout(5):
         while open_connections:
             await asyncio.sleep(0)
+    server.close()
+
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+FINAL = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+BLANKS = b" " * 20_000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "is_valid"),
+    [
+        (INTERIM * MAX_INTERIM_RESPONSES + FINAL, True),
+        (INTERIM * (MAX_INTERIM_RESPONSES + 1) + FINAL, False),
+        (FINAL.replace(b"\r\n\r\n", b"\r\na: " + b"x" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n"), True),
+        (FINAL.replace(b"\r\n\r\n", b"\r\na: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n"), False),
+        (FINAL.replace(b"\r\n\r\n", b"\r\na:" + BLANKS + b"x \t y" + b"\t" * 9 + b"\r\n\r\n"), True),
+        (FINAL.replace(b"\r\n\r\n", b"\r\na:" + BLANKS + b"\x00\r\n\r\n"), False),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;" + BLANKS + b" \r\n{}\r\n0;a=b\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;" + BLANKS + b"\nX\r\n{}\r\n0\r\n\r\n", False),
+    ],
+)
+async def test_hostile_head_or_chunk_is_refused_in_linear_time(answer: bytes, is_valid: bool) -> None:
+    """A line of 20,000 blanks took 1.2 s of CPU: the patterns of h11 are quadratic in their number."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    http = NodeHttp(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    began = time.process_time()
+    for _ in range(3):  # a connection that was used before, too
+        if is_valid:
+            assert (await http.get("/")).body == b"{}"
+        else:
+            with pytest.raises(NoResponse):
+                await http.get("/")
+    assert time.process_time() - began < 1.0
+    await http.aclose()
     server.close()

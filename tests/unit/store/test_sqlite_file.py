@@ -87,14 +87,14 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
         "stored_shares",
         "unconfirmed",
         "follow_ups",
-        "sent_ahead",
+        "doubtful_waits",
         "shares_of_tag",
         "share_by_id",
     )
     for name in hot:
         sql = sqlite_statements()[name]
         names = dict.fromkeys(
-            ("round_no", "round_id", "now_ms", "due_before_ms", "stage", "limit", "after", "height"), 1
+            ("round_no", "round_id", "now_ms", "due_before_ms", "stage", "limit", "after", "height", "greatest"), 1
         )
         params = names if ":" in sql else (b"",) * sql.count("?")
         plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))

@@ -78,17 +78,23 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
         assert await store.list_follow_ups(height=115, limit=limit) == [ids[3], ids[0], ids[1]][:limit]
 
 
-async def test_share_sent_at_or_above_a_height_is_listed_unless_it_needs_a_decision_there(store: Store) -> None:
+async def test_share_whose_wait_may_be_for_a_false_height_is_listed(store: Store) -> None:
     ids = [await enqueue_and_prepare(store, number) for number in range(5)]
     for share_id, height in zip(ids[:4], (109, 110, 111, 160), strict=True):
         await store.run(messages.mark_sending, share_id, height=height, endpoint="one", decide_height=height + 3)
 
-    assert await store.list_sent_ahead(height=110, limit=9) == [ids[1], ids[2], ids[3]]
-    assert await store.list_sent_ahead(height=113, limit=9) == [ids[3]]
-    assert await store.list_sent_ahead(height=110, limit=2) == [ids[1], ids[2]]
-    assert await store.list_sent_ahead(height=161, limit=9) == []
+    async def waits(height: int, greatest: int = 0, limit: int = 9) -> list[int]:
+        return await store.list_doubtful_waits(height=height, greatest=greatest, limit=limit)
+
+    assert await waits(110) == [ids[1], ids[2], ids[3]]
+    assert await waits(113) == [ids[3]]
+    assert await waits(110, limit=2) == [ids[1], ids[2]]
+    assert await waits(161) == []
+    assert (await waits(112, greatest=112), await waits(112, greatest=113)) == ([ids[3]], [ids[1], ids[3]]), (
+        "the agreed height may stand still"
+    )
     await store.run(messages.record_outcome, ids[0], outcome="SPENT", decide_height=119)
-    assert await store.list_sent_ahead(height=112, limit=9) == [ids[0], ids[3]], "a node may have returned"
+    assert await waits(112) == [ids[0], ids[3]], "a node may have returned"
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
