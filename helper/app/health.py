@@ -61,7 +61,7 @@ class ServiceHealth:
             Check(
                 "chain",
                 self._standing_height() or text_of(self._gates.sync_fault()) or self._overdue_routes(),
-                self._same_nodes(),
+                self._gates.node_pool.chain_id_dispute or self._same_nodes(),
             ),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks() or self._blocks_unread_for_long(), self._unread_blocks()),

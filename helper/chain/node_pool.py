@@ -28,6 +28,8 @@ from helper.config.sections import Config
 from helper.core.log_limits import LoggedProblem, RecentKeys
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
+CHAIN_ID_ADVICE: Final = "Set [chain] chain_id to the id of the right chain, and restart."
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -493,19 +495,27 @@ class NodePool:
 
     def _set_chain_id(self) -> None:
         """Use the chain id that enough nodes report, or until then the first one that was reported."""
-        healths = {node.name: node.health for node in self.nodes}
-        ids = {name: health.head.chain_id for name, health in healths.items() if health.head and not health.error}
+        ids = self._reported_chain_ids()
         agreed_id = agreed(ids, self.needed)
         self.is_chain_id_agreed = agreed_id is not None
         chain_id = agreed_id or self.chain_id or next(iter(ids.values()), None)
         if chain_id != self.chain_id:
             self.chain_id = chain_id
             self._log.info("chain_id_learned", chain_id=chain_id)
-        reason = ", ".join(f"{name} is on chain {ids[name]}" for name in sorted(ids))
-        if agreed_id is None and len(set(ids.values())) > 1 and self._chain_id_dispute.note(reason):
-            self._log.error(
-                "chain_id_disputed", reason=reason, advice="Set [chain] chain_id to the id of the chain, and restart."
-            )
+        dispute = self.chain_id_dispute
+        if dispute is not None and self._chain_id_dispute.note(dispute):
+            self._log.error("chain_id_disputed", reason=dispute, advice=CHAIN_ID_ADVICE)
+
+    def _reported_chain_ids(self) -> dict[str, str]:
+        healths = {node.name: node.health for node in self.nodes}
+        return {name: health.head.chain_id for name, health in healths.items() if health.head and not health.error}
+
+    @property
+    def chain_id_dispute(self) -> str | None:
+        """Which chain id each node reports, if they differ and none is agreed; or None."""
+        ids = {} if self.is_chain_id_agreed else self._reported_chain_ids()
+        is_disputed = len(set(ids.values())) > 1
+        return ", ".join(f"{name} is on chain {ids[name]}" for name in sorted(ids)) if is_disputed else None
 
     def _report_changes(self) -> None:
         changed, height = False, self.agreed_height or 0

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from helper.chain.chain_data import NodeInfo, find_same_nodes
 from helper.chain.node import Health, Node
 from helper.chain.node_http import SLOW_CALL_SECONDS
-from helper.chain.node_pool import NodePool, create_node_pool, create_nodes
+from helper.chain.node_pool import CHAIN_ID_ADVICE, NodePool, create_node_pool, create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.config.sections import Config
@@ -208,6 +208,8 @@ def _evaluate_chain(pool: NodePool) -> CheckResult:
             "Fix one of the nodes listed above, or add another to [chain] endpoints.",
             **facts,
         )
+    if pool.chain_id_dispute is not None:
+        return fail("chain", pool.chain_id_dispute, CHAIN_ID_ADVICE, **facts)
     text = f"{pool.chain_id}, {usable} of {number} nodes usable"
     if number == 1:
         text += "; add a second one for failover and for detecting false responses"

@@ -27,7 +27,7 @@ REPROVE_SECONDS: Final = 60.0
 """Seconds after which that is decided without an agreed height."""
 SPENT_WAIT_BLOCKS: Final = 10
 """Blocks until a message is resent that every node in sync reports as spent: only its block is not read yet."""
-STANDSTILL_SECONDS: Final = 30.0
+STUCK_HEIGHT_SECONDS: Final = 30.0
 """Seconds after the last send from which an agreed height that a node in sync has passed holds nothing back."""
 RECHECK_SECONDS: Final = 1.0
 """Seconds until a message is looked at again that cannot be sent now."""
@@ -145,11 +145,11 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         is_spent = is_spent_everywhere(nodes)
         height = decide_height(first=first, last=last, outcome=reveal.last_outcome, is_spent=is_spent)
         ended_at = now if process.ended_at is None else process.ended_at
-        until = ended_at + RESEND_SECONDS * (6 if is_spent else 1)
+        until = ended_at + max(RESEND_SECONDS * (6 if is_spent else 1), STUCK_HEIGHT_SECONDS if head > last else 0.0)
         # A height that is not above that of the last send says nothing, unless the chain stands: one may be false. One
         # above it may stand still, while a node in sync has reached the decision's.
-        may_rise = head > last and (process.greatest < height or now < ended_at + STANDSTILL_SECONDS)
-        if head < height and (may_rise or process.stands_at(last) or now < until):
+        is_decisive = process.stands_at(last) or (head > last and process.greatest < height)
+        if head < height and (is_decisive or now < until):
             return Wait(until, height)
     node = choose_node(nodes, now, process.seconds_left)
     return node or Wait(now + RECHECK_SECONDS, head + 1)

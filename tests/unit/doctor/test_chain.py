@@ -143,7 +143,7 @@ async def test_chain_id_is_that_of_the_running_helper_else_the_agreed_one(
     assert (known["node a:1317"].level, known["node b:1317"].level) == (Level.OK, Level.WARN)
     unknown = by_subject(await check(monkeypatch, clock, *nodes))
     assert unknown["chain"].level is Level.FAIL
-    assert "[chain] chain_id" in unknown["node a:1317"].advice
+    assert "[chain] chain_id" in unknown["chain"].advice
 
 
 async def test_slow_node_is_a_warning(clock: FakeClock) -> None:

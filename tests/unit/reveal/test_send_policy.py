@@ -21,7 +21,7 @@ from helper.reveal.send_policy import (
     REPROVE_BLOCKS,
     REPROVE_SECONDS,
     SPENT_WAIT_BLOCKS,
-    STANDSTILL_SECONDS,
+    STUCK_HEIGHT_SECONDS,
     NodeFacts,
     ProcessFacts,
     ProveAnew,
@@ -96,7 +96,8 @@ def test_message_is_not_sent_twice_at_one_height(outcome: str | None) -> None:
 
 def test_accepted_message_waits_three_blocks() -> None:
     assert kinds(range(101, 104), outcome="ACCEPTED") == [Wait, Wait, Send]
-    assert step_at(101, outcome="ACCEPTED") == Wait(NOW - 1 + RESEND_SECONDS, 103)
+    assert step_at(101, outcome="ACCEPTED") == Wait(NOW - 1 + STUCK_HEIGHT_SECONDS, 103)
+    assert step_at(100, outcome="ACCEPTED", process={"greatest": 101}) == Wait(NOW - 1 + RESEND_SECONDS, 103)
     assert INCLUSION_WAIT_BLOCKS == 3
 
 
@@ -158,8 +159,8 @@ def test_agreed_height_that_stands_still_below_the_decision_ends_no_wait_but_the
     """Seed 8226: one of two nodes reported one height, just above that of the last send."""
     for greatest, ended_at, expected in (
         (102, NOW - 600, Wait),  # the decision's height is 103
-        (103, NOW - STANDSTILL_SECONDS, Send),
-        (103, NOW - STANDSTILL_SECONDS + 1, Wait),
+        (103, NOW - STUCK_HEIGHT_SECONDS, Send),
+        (103, NOW - STUCK_HEIGHT_SECONDS + 1, Wait),
     ):
         process = {"head": 101, "agreed": 101, "greatest": greatest, "ended_at": ended_at}
         assert type(step_at(101, outcome="ACCEPTED", process=process)) is expected
