@@ -20,6 +20,7 @@ from helper.store.db_copy.tables import SHARES
 from helper.store.messages import mark_sending, prepare
 from helper.store.models import DamagedShare, QueueFilter
 from helper.store.queue_reader import UNREADABLE_NOTE
+from helper.store.row_encryption import SHARE_COLUMNS
 from helper.store.sqlite import integrity_check
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.store import SqliteStore
@@ -452,7 +453,8 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     """Damage the header of a share's row in the file of a running store."""
     await flush_to_file(store)
     data = path.read_bytes()
-    header = bytes([16, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    # the row's header: its length (that of the witness's type is 2), the types of id, round and mac
+    header = bytes([len(SHARE_COLUMNS) + 2, 0, 9, 12 + 2 * 32])
     with path.open("r+b") as file:
         file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # a header with more columns than the table has
