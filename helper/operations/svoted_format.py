@@ -36,6 +36,16 @@ INVALID_LINE: Final = b"{}\n"
 SVOTED_STAGE: Final = "svoted"
 """Stage of a share that had failed permanently in svoted's helper."""
 
+_PAYLOAD_FIELDS: Final = (
+    "enc_share",
+    "proposal_id",
+    "vote_decision",
+    "tree_position",
+    "shares_hash",
+    "share_comms",
+    "primary_blind",
+)
+"""Fields of a payload that a row of version 1 has; it has `submit_at` in another form."""
 _RECEIVED, _WITNESSED, _SUBMITTED, _FAILED = 0, 1, 2, 3
 _MAX_INTEGER: Final = 2**53
 _Integer = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
@@ -239,9 +249,8 @@ def _create_row(exported: ExportedShare, vote_end_time: int) -> dict[str, Any]:
     share, failed = exported.share, exported.state is ShareState.FAILED
     received_at = exported.received_ms // 1000
     payload = share_to_payload(share)
-    del payload["vote_round_id"]
     row: dict[str, Any] = {
-        **payload,
+        **{name: payload[name] for name in _PAYLOAD_FIELDS},
         "share_index": share.share_index,
         "state": _FAILED if failed else _RECEIVED,
         "attempts": exported.attempts,

@@ -21,6 +21,7 @@ from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.schema import latest_version, migrations
 from helper.store.sqlite.snapshot import check_image, read_contents
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import WITNESS_FORMATS
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
@@ -93,6 +94,14 @@ async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -
         names = ", ".join(columns)
         with pytest.raises(sqlite3.IntegrityError, match="mac"):
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
+
+
+def test_layout_of_stored_witnesses_is_the_recorded_one() -> None:
+    """With another one, every share that is stored already would count as damaged."""
+    integers = {"share_index": "I", "proposal_id": "I", "vote_decision": "I", "tree_position": "I", "submit_at": "q"}
+    points = {"c1": "32s", "c2": "32s", "shares_hash": "32s", "share_comms": "512s", "primary_blind": "32s"}
+    recorded = {"received_ms": "q", **integers, "nullifier": "32s", **points}
+    assert list(WITNESS_FORMATS.items()) == list(recorded.items())
 
 
 def test_documented_transition_table_matches_code() -> None:
