@@ -31,6 +31,8 @@ STUCK_HEIGHT_SECONDS: Final = 30.0
 """Seconds after the last send from which an agreed height that a node in sync has passed holds nothing back."""
 RECHECK_SECONDS: Final = 1.0
 """Seconds until a message is looked at again that cannot be sent now."""
+MAX_SENDS_IN_A_ROW: Final = 2
+"""Sends of a share to one node until another one gets it: a false node may be the first to report each block."""
 AVOIDANCE_SECONDS: Final = 30.0
 """Seconds for which a node is tried last after an inconclusive response.
 
@@ -117,8 +119,8 @@ class NodeFacts(NamedTuple):
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.
         owes_response: whether a call with this share continues without a response.
-        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send; after
-            `RESEND_SECONDS`, whether any does, while no more than enough are usable.
+        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send. After
+            `MAX_SENDS_IN_A_ROW` false for the node that got them, and true for the other one if that reports a block.
     """
 
     name: str
@@ -213,9 +215,6 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
     another node may answer "spent" to every message. A node that received it recently and has not
     responded is not tried: more copies would only add to its load. While every node asks for a delay, one share after
     the other is sent to a node that is ready: it may accept reveals long before the time that it named.
-
-    If none of the first nodes reports a new block, they are waited for: a node that is always the first to report one
-    would otherwise get every send.
     """
 
     def preference(node: NodeFacts) -> tuple[float, bool, bool]:
@@ -223,11 +222,7 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
         return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
-    candidates = [node for node in nodes if not (node.owes_response and node.sent_at > since)]
-    oldest = min((node.sent_at for node in candidates), default=now)
-    candidates = [node for node in candidates if node.has_new_block]
-    if oldest not in {node.sent_at for node in candidates}:
-        return None
+    candidates = [n for n in nodes if n.has_new_block and not (n.owes_response and n.sent_at > since)]
     are_all_held = all(node.penalty.is_held(now, seconds_left) for node in candidates)
     for name, penalty, *_ in sorted(candidates, key=preference):
         if not penalty.is_held(now, seconds_left) or (are_all_held and now >= penalty.probe_at):
@@ -262,6 +257,8 @@ class SendState:
         message_sent_at: time of the first send of the newest message.
         ended_at: time at which the last send ended. For a call without a response: when its last byte was written.
         sent_at: time of the last send to each node, by node name.
+        last_node: name of the node that received the last sends.
+        sends_in_a_row: number of the last sends that all went to it, at most `MAX_SENDS_IN_A_ROW`.
         unanswered: names of the nodes whose calls continue without a response, one for each call.
         verdicts: the last response of each node to the newest message, by node name.
         tx_hash: hash of the newest message.
@@ -275,6 +272,8 @@ class SendState:
     message_sent_at: float | None = None
     ended_at: float | None = None
     sent_at: dict[str, float] = field(default_factory=dict)
+    last_node: str = ""
+    sends_in_a_row: int = 0
     unanswered: list[str] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     tx_hash: bytes = b""
@@ -287,6 +286,8 @@ class SendState:
         self.first_sent_at = now if self.first_sent_at is None else self.first_sent_at
         self.message_sent_at = now if self.message_sent_at is None else self.message_sent_at
         self.sent_at[node] = now
+        self.sends_in_a_row = min(MAX_SENDS_IN_A_ROW, 1 + (self.sends_in_a_row if node == self.last_node else 0))
+        self.last_node = node
 
     def use_message(self, tx_hash: bytes) -> None:
         """Drop what belongs to an earlier message."""

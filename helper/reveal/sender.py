@@ -277,8 +277,10 @@ class Sender:
         pool = self._node_pool
         usable = pool.usable_nodes
         newer = {node.name for node in usable} if ended_at is None else pool.nodes_with_head_since(ended_at)
-        is_late = ended_at is not None and self._clock.monotonic() - ended_at >= RESEND_SECONDS
-        enough = 1 if is_late and len(usable) <= pool.needed else pool.needed
+        now, tried = self._clock.monotonic(), {state.last_node, *state.unanswered}
+        has_other = any(node.name not in tried and not node.penalty.is_held(now) for node in usable)
+        is_turn_over = has_other and state.sends_in_a_row >= send_policy.MAX_SENDS_IN_A_ROW
+        enough = 1 if is_turn_over and len(usable) <= pool.needed else pool.needed
         sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
         circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
         return [
@@ -289,7 +291,7 @@ class Sender:
                 state.verdicts.get(node.name),
                 node.name in circuit_refusers,
                 node.name in state.unanswered,
-                node.name in newer or len(newer) >= enough,
+                (node.name in newer or len(newer) >= enough) and not (is_turn_over and node.name == state.last_node),
             )
             for node in usable
         ]

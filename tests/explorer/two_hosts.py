@@ -310,8 +310,9 @@ class HostProcess:
 
     def _restore(self, share: int, stored: Any) -> None:
         if stored is not None:
-            (fence, message_at, ended_at, sent_at, unanswered, verdicts, tx_hash), wait = stored
-            state = SendState(fence, None, message_at, ended_at, dict(sent_at), [*unanswered], dict(verdicts), tx_hash)
+            (fence, message_at, ended_at, sent_at, last, unanswered, verdicts, tx_hash), wait = stored
+            values = ended_at, dict(sent_at), *last, [*unanswered], dict(verdicts), tx_hash
+            state = SendState(fence, None, message_at, *values)
             self.sender._states._by_share[share] = state
             if wait is not None:
                 self.sender._states._waits[share] = wait
@@ -322,6 +323,7 @@ class HostProcess:
             return None
         dicts = (
             tuple(sorted(state.sent_at.items())),
+            (state.last_node, state.sends_in_a_row),
             tuple(state.unanswered),
             tuple(sorted(state.verdicts.items(), key=str)),
         )

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from helper.chain.agreement import AGREEING_NODES
-from helper.chain.broadcast_outcome import Verdict, classify_refusal
-from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.reveal_transaction import RevealMessage, shows_spent
 from helper.core.share import TRANSITIONS, Share, ShareState
 from tests.simulation.chain import EPOCH, SimChain
 from tests.simulation.event_log import EventLog
@@ -226,7 +225,7 @@ class PromiseChecker:
                 self._event_log.record_violation(
                     "an acknowledged share was not counted", spent, "due", known.due_at, "state", states.get(spent)
                 )
-            if counted and spent in states and not (self._may_have_missed_blocks() or self._is_result_hidden(spent)):
+            if counted and spent in states and not (self._may_have_missed_blocks() or self._hidden_height(spent)):
                 self._event_log.record_violation("a witness remains after confirmation", spent)
             is_closed = sim_round.tallying_height and known.share.round_id not in self._rounds_kept_open()
             if not counted and is_closed and states.get(spent, 3) != ShareState.FAILED:
@@ -248,22 +247,26 @@ class PromiseChecker:
             episode.fault.name == "PRUNED" for episode in self._plan.episodes
         )
 
-    def _is_result_hidden(self, nullifier: bytes) -> bool:
-        """Return whether a node without an RPC has lost the result of a counted reveal.
+    def _hidden_height(self, nullifier: bytes) -> int:
+        """Return the height of a counted reveal whose result a node without an RPC has lost; 0 if it has not.
 
         Its index has only the last result. If the same bytes are in a later block too, and fail there for another
         reason than the spent nullifier, usually because the round had ended, nothing tells that they counted before.
         """
         if all(self._plan.nodes_with_rpc):
-            return False
+            return 0
         hashes = {tx_hash for (spent, _), (tx_hash, _) in self.broadcasts.items() if spent == nullifier}
         results = [self._chain.included.get(tx_hash, []) for tx_hash in hashes]
-        hidden = [each[-1] for each in results if any(result.code == 0 for result in each) and each[-1].code]
-        return any(classify_refusal(last.code, last.log) is not Verdict.SPENT for last in hidden)
+        hidden = [each for each in results if each and not shows_spent(each[-1])]
+        return max((result.height for each in hidden for result in each if result.code == 0), default=0)
 
     def _rounds_kept_open(self) -> set[bytes]:
         """Return the ids of the rounds in which the nodes of a pair never agree on a block, for that reason."""
-        return {known.share.round_id for spent, known in self.shares.items() if self._is_result_hidden(spent)}
+        heights = {self._hidden_height(nullifier) for nullifier in self.shares} - {0}
+        rounds = self._chain.rounds.values()
+        return {
+            each.round_id for each in rounds if any(each.created_height < h <= each.tallying_height for h in heights)
+        }
 
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"

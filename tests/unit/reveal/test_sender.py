@@ -18,7 +18,7 @@ from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
-from helper.chain.node_pool import create_nodes
+from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.core.share import ShareState
@@ -1073,6 +1073,20 @@ async def test_shares_sent_at_a_false_height_are_all_sent_again_in_turn(
     resent = [body for node, body in pipeline.nodes.posts if node == SECOND_NODE]
     assert len(set(resent)) == 5
     assert len(pipeline.prover.started_proofs) == 5, "no new proofs"
+
+
+@pytest.mark.parametrize(("is_busy", "expected"), [(False, "112112"), (True, "112111")])
+async def test_node_that_is_the_first_to_report_each_block_does_not_get_every_send(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_busy: bool, expected: str
+) -> None:
+    monkeypatch.setattr(NodePool, "nodes_with_head_since", lambda *_: {FIRST_NODE})
+    pipeline.set_replies(reply_with(502, error="lost"))
+    if is_busy:
+        pipeline.nodes.replies[SECOND_NODE] = busy_reply  # for longer than this test
+    await pipeline.sender.send(await pipeline.prepare_message())
+    for _ in range(5):
+        await pipeline.next_block()
+    assert "".join("1" if node == FIRST_NODE else "2" for node in pipeline.nodes.posted_to) == expected
 
 
 @pytest.mark.parametrize("reply", [ACCEPTED_REPLY, refuse_with("invalid anchor height")], ids=["dropped", "refused"])
