@@ -45,7 +45,11 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
         try:
             await pool.probe_all()
             archived = await archive_documents(
-                bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id or "", height=job.height
+                bucket,
+                NodeSource(readers, round_id),
+                round_id,
+                chain_id=pool.reported_chain_id or "",
+                height=job.height,
             )
         finally:
             await readers.aclose()

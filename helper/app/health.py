@@ -61,7 +61,7 @@ class ServiceHealth:
             Check(
                 "chain",
                 self._standing_height() or text_of(self._gates.sync_fault()) or self._overdue_routes(),
-                self._gates.node_pool.chain_id_dispute or self._same_nodes(),
+                self._same_nodes() or self._chain_id_dispute(),
             ),
             Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks() or self._blocks_unread_for_long(), self._unread_blocks()),
@@ -92,6 +92,11 @@ class ServiceHealth:
     def _same_nodes(self) -> str | None:
         """Why fewer nodes check each other than are configured, or None."""
         return "two entries of [chain] endpoints are the same node" if self._gates.node_pool.same_nodes else None
+
+    def _chain_id_dispute(self) -> str | None:
+        """That no chain id is agreed, or None. Without names: everyone may read it."""
+        is_disputed = self._gates.node_pool.chain_id_dispute is not None
+        return "the entries of [chain] endpoints are of different chains, see the log" if is_disputed else None
 
     def _overdue_routes(self) -> str | None:
         """Which routes no node answers, so that new votes are refused; or None."""

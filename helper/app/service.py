@@ -364,7 +364,7 @@ class Service:
             except HelperError as error:
                 log.warning("chain_version_unknown", error=str(error))
                 await self.clock.sleep(self.config.chain.poll_seconds)
-        chain_id = self.node_pool.chain_id
+        chain_id = self.node_pool.reported_chain_id
         assert chain_id is not None, "a usable node has reported one"
         remembered = await self.store.get_meta(CircuitChoice.storage_key(chain_id))
         self.circuit_choice.select_initial(chain_id, node_info.version, remembered)

@@ -206,7 +206,7 @@ class RevealHistory:
 
     @property
     def chain_id(self) -> str | None:
-        """The chain's id, None until a node has reported it."""
+        """The chain's id, None until enough nodes have reported it."""
         return self._node_pool.chain_id
 
     @property

@@ -141,7 +141,7 @@ class Health:
     def fault(self, chain_id: str | None) -> str | None:
         """Why this service is not usable whatever the time is, None if that depends on its newest block's age.
 
-        `chain_id` is the agreed id of the chain, None before that.
+        `chain_id` is the id of the chain, None if it is not agreed yet.
         """
         head = self.head
         if self.error is not None or head is None:

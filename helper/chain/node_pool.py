@@ -105,9 +105,9 @@ class NodePool:
     """The configured nodes of one chain.
 
     Attributes:
-        chain_id: the chain's id; None until it is configured, restored, or reported.
-        is_chain_id_agreed: whether it is configured, restored, or reported by enough nodes. Otherwise it may change,
-            and no node is excluded for its id, because it may be the false node's.
+        chain_id: the chain's id; None until it is configured, restored, or reported by enough nodes. Until then no node
+            is excluded for its id, because the false node's may be known first.
+        reported_chain_id: the same, or until it is agreed one that a node in sync has reported.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -124,15 +124,14 @@ class NodePool:
         agree: int = AGREEING_NODES,
     ) -> None:
         self.nodes = list(nodes)
-        self.chain_id = chain_id or None
-        self.is_chain_id_agreed = self.chain_id is not None
+        self.chain_id = self.reported_chain_id = chain_id or None
         self.limits = HeadLimits(stale_after, clock_skew)
         self.clock = clock
         self._log = structlog.get_logger("helper.chain")
         self._change_callbacks: list[Callable[[], None]] = []
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
-        self._chain_id_dispute = LoggedProblem()
+        self._dispute = LoggedProblem()
         self.needed = needed_nodes(len(self.nodes), agree)
         self._in_sync = _InSync((None, []), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
@@ -183,24 +182,20 @@ class NodePool:
         """The nodes that report recent blocks of this chain, including nodes in backoff."""
         return list(self._find_in_sync().heads)
 
-    @property
-    def _agreed_chain_id(self) -> str | None:
-        return self.chain_id if self.is_chain_id_agreed else None
-
     def _is_ours(self, head: BlockHead | None) -> bool:
         """Whether there is a head and it is not known to be of another chain."""
-        return head is not None and self._agreed_chain_id in {None, head.chain_id}
+        return head is not None and self.chain_id in {None, head.chain_id}
 
     def _find_in_sync(self) -> _InSync:
         """The nodes in sync. They change only with a probe, or when a block's age reaches a limit."""
         now, found = self.clock.now(), self._in_sync
-        key = (self._agreed_chain_id, [node.health.revision for node in self.nodes])
+        key = (self.chain_id, [node.health.revision for node in self.nodes])
         if found.after < now < found.before and found.key == key:
             return found
         times, heads = list[float](), dict[Node, BlockHead]()
         for node in self.nodes:
             head = node.health.head
-            if head is not None and node.health.fault(self._agreed_chain_id) is None:
+            if head is not None and node.health.fault(self.chain_id) is None:
                 first, last = self.limits.span(head)
                 times += first, last
                 if first <= now <= last:
@@ -211,12 +206,13 @@ class NodePool:
         return self._in_sync
 
     def _find_newest(self, heads: Mapping[Node, BlockHead]) -> BlockHead | None:
-        if not heads or self.chain_id is None:
+        if not heads:
             return None
         needed = min(self.needed, len(heads))
+        chain_id = self.chain_id or next(iter(heads.values())).chain_id
         height = agreed_height({node.name: head.height for node, head in heads.items()}, needed)
         time = agreed_height({node.name: head.time for node, head in heads.items()}, needed)
-        return None if height is None or time is None else BlockHead(self.chain_id, height, time)
+        return None if height is None or time is None else BlockHead(chain_id, height, time)
 
     @property
     def is_out_of_sync(self) -> bool:
@@ -485,7 +481,7 @@ class NodePool:
 
     def apply_probes(self) -> None:
         """Update the pool after a probe: set an unknown chain id, log changes and call the callbacks."""
-        if not self.is_chain_id_agreed:
+        if self.chain_id is None:
             self._set_chain_id()
         self._report_changes()
         head = self.head
@@ -494,16 +490,17 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Use the chain id that enough nodes report, or until then the first one that was reported."""
+        """Use the chain id that enough nodes report."""
         ids = self._reported_chain_ids()
-        agreed_id = agreed(ids, self.needed)
-        self.is_chain_id_agreed = agreed_id is not None
-        chain_id = agreed_id or self.chain_id or next(iter(ids.values()), None)
-        if chain_id != self.chain_id:
-            self.chain_id = chain_id
-            self._log.info("chain_id_learned", chain_id=chain_id)
+        self.chain_id = agreed(ids, self.needed)
+        reported = self.chain_id or next(iter(ids.values()), self.reported_chain_id)
+        if reported != self.reported_chain_id:
+            self.reported_chain_id = reported
+            self._log.info("chain_id_learned", chain_id=reported)
         dispute = self.chain_id_dispute
-        if dispute is not None and self._chain_id_dispute.note(dispute):
+        if dispute is None:
+            self._dispute.clear()
+        elif self._dispute.note():
             self._log.error("chain_id_disputed", reason=dispute, advice=CHAIN_ID_ADVICE)
 
     def _reported_chain_ids(self) -> dict[str, str]:
@@ -513,7 +510,7 @@ class NodePool:
     @property
     def chain_id_dispute(self) -> str | None:
         """Which chain id each node reports, if they differ and none is agreed; or None."""
-        ids = {} if self.is_chain_id_agreed else self._reported_chain_ids()
+        ids = self._reported_chain_ids() if self.chain_id is None else {}
         is_disputed = len(set(ids.values())) > 1
         return ", ".join(f"{name} is on chain {ids[name]}" for name in sorted(ids)) if is_disputed else None
 
@@ -549,7 +546,7 @@ class NodePool:
         """Why a service is not usable now, None if it is."""
         age = 0.0 if health.head is None else self.clock.now() - health.head.time
         backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None
-        return health.fault(self._agreed_chain_id) or self.limits.exceeded_reason(age) or backoff
+        return health.fault(self.chain_id) or self.limits.exceeded_reason(age) or backoff
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]

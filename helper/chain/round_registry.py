@@ -225,13 +225,13 @@ class RoundRegistry:
             WrongChain: the store belongs to another chain than the configured one.
         """
         chain_id = await self._store.get_meta(CHAIN_ID_KEY)
-        if chain_id is not None and self._node_pool.is_chain_id_agreed and self._node_pool.chain_id != chain_id:
+        if None not in {chain_id, self._node_pool.chain_id} and self._node_pool.chain_id != chain_id:
             raise WrongChain(
                 f"the database belongs to chain {chain_id}, not {self._node_pool.chain_id}",
                 advice="Use a separate database for this chain ([helper] db_path), or correct [chain] chain_id.",
             )
         if chain_id is not None:
-            self._node_pool.chain_id, self._node_pool.is_chain_id_agreed = chain_id, True
+            self._node_pool.chain_id = self._node_pool.reported_chain_id = chain_id
         self._chain_id_stored = chain_id is not None
         ledger = await self._store.get_ledger()
         for row in await self._store.list_rounds():
@@ -616,7 +616,7 @@ class RoundRegistry:
 
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
-        if not self._chain_id_stored and self._node_pool.chain_id is not None and self._node_pool.is_chain_id_agreed:
+        if not self._chain_id_stored and self._node_pool.chain_id is not None:
             await self._store.run(blocks.set_meta, CHAIN_ID_KEY, self._node_pool.chain_id)
             self._chain_id_stored = True
 

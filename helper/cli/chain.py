@@ -181,7 +181,7 @@ def _print_transaction(transaction: dict[str, Any]) -> None:
 async def _look_up(config: Path | None, tx_hash: bytes) -> PublicTransaction | None:
     async with open_node_pool(config) as nodes:
         transaction = await ChainLookups(nodes).find_transaction(tx_hash)
-        return None if transaction is None else _describe_transaction(transaction, tx_hash, nodes.chain_id)
+        return None if transaction is None else _describe_transaction(transaction, tx_hash, nodes.reported_chain_id)
 
 
 def _describe_transaction(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> PublicTransaction:

@@ -250,7 +250,7 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
         if state is None:
             raise ProofBundleError(f"no node has the round's root at anchor height {message.anchor_height}")
         return ProofBundle(
-            chain_id=nodes.chain_id or "",
+            chain_id=nodes.reported_chain_id or "",
             height=counted.height,
             transaction=counted.raw,
             circuit=find_circuit(message.proof),
@@ -262,9 +262,9 @@ async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None
     """Raise ProofBundleError unless the chain's nodes confirm the bundle."""
     async with open_node_pool(config) as nodes:
         chain, message = ChainLookups(nodes), proof_bundle.message
-        if nodes.chain_id != proof_bundle.chain_id:
+        if nodes.reported_chain_id != proof_bundle.chain_id:
             raise ProofBundleError(
-                f"the bundle is from chain {proof_bundle.chain_id}, the nodes are on {nodes.chain_id}"
+                f"the bundle is from chain {proof_bundle.chain_id}, the nodes are on {nodes.reported_chain_id}"
             )
         transaction = await chain.find_transaction(bytes.fromhex(proof_bundle.tx_hash))
         if transaction is None:

@@ -74,7 +74,7 @@ async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None)
     nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=TIMEOUT_SECONDS)
     pool = create_node_pool(config, clock, nodes)
     if pool.chain_id is None and chain_id:
-        pool.chain_id, pool.is_chain_id_agreed = chain_id, True
+        pool.chain_id = pool.reported_chain_id = chain_id
     deadline = clock.monotonic() + QUERY_SECONDS
     try:
         await pool.probe_all()
@@ -200,7 +200,7 @@ def _evaluate_rpc(pool: NodePool, node: Node) -> CheckResult:
 
 def _evaluate_chain(pool: NodePool) -> CheckResult:
     number, usable = len(pool.nodes), len(pool.usable_nodes)
-    facts = {"chain_id": pool.chain_id, "endpoints": number, "of_use": usable}
+    facts = {"chain_id": pool.reported_chain_id, "endpoints": number, "of_use": usable}
     if not usable:
         return fail(
             "chain",
@@ -210,7 +210,7 @@ def _evaluate_chain(pool: NodePool) -> CheckResult:
         )
     if pool.chain_id_dispute is not None:
         return fail("chain", pool.chain_id_dispute, CHAIN_ID_ADVICE, **facts)
-    text = f"{pool.chain_id}, {usable} of {number} nodes usable"
+    text = f"{pool.reported_chain_id}, {usable} of {number} nodes usable"
     if number == 1:
         text += "; add a second one for failover and for detecting false responses"
     return ok("chain", text, **facts)

@@ -36,11 +36,9 @@ DEFAULT_CONNECTIONS: Final = 100
 """Default maximum number of concurrent requests of an asynchronous client."""
 _IDLE_SECONDS: Final = 30.0
 MAX_HEAD_BYTES: Final = 32 << 10
-"""Maximum number of bytes before the body of a response, those of its interim responses included."""
-MAX_INTERIM_RESPONSES: Final = 8
-"""Maximum number of interim responses before a response."""
-_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
-_INTERIM: Final = re.compile(rb"HTTP/\d\.\d 1")
+"""Maximum number of bytes that are read until the head of a response is complete, interim responses included."""
+_READ_BYTES: Final = 16 << 10
+"""Maximum number of bytes of a read. What a server sends in advance, httpcore parses at once."""
 
 # They match what those of h11 match, except a chunk extension that contains a carriage return.
 h11._readers.header_field_re = re.compile(
@@ -90,6 +88,8 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         except BaseException:
             self._discard(connection)
             raise
+        if isinstance(stream := response.extensions.get("network_stream"), _LimitedNetworkStream):
+            stream.left = None
         response.stream = _LimitedStream(cast(httpx.AsyncByteStream, response.stream), partial(self._end, connection))
         return response
 
@@ -149,26 +149,29 @@ class _LimitedStream(httpx.AsyncByteStream):
 
 
 class _LimitedNetworkStream(httpcore.AsyncNetworkStream):
-    """A connection that limits what precedes the body of each response."""
+    """A connection that limits what precedes the body of each response.
+
+    Attributes:
+        left: number of bytes that may be read of the head of a response, None outside of one.
+    """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
-        self._head: bytearray | None = None  # what was read of the head; None outside of one
+        self.left: int | None = None
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Read data. Raises `httpcore.RemoteProtocolError` if the head of a response is too long."""
-        data = await self._stream.read(max_bytes, timeout)
-        if self._head is not None:
-            self._head += data[:MAX_HEAD_BYTES]
-            if _is_head_complete(self._head):
-                self._head = None
-            elif len(self._head) >= MAX_HEAD_BYTES:
-                raise httpcore.RemoteProtocolError(f"the response's head is longer than {MAX_HEAD_BYTES} bytes")
+        if self.left is None:
+            return await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
+        if self.left <= 0:
+            raise httpcore.RemoteProtocolError(f"the response's head is longer than {MAX_HEAD_BYTES} bytes")
+        data = await self._stream.read(min(max_bytes, _READ_BYTES, self.left), timeout)
+        self.left -= len(data)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Write data of a request. A response follows."""
-        self._head = bytearray()
+        """Write data of a request. The head of a response follows."""
+        self.left = MAX_HEAD_BYTES
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -184,16 +187,6 @@ class _LimitedNetworkStream(httpcore.AsyncNetworkStream):
     def get_extra_info(self, info: str) -> Any:
         """Return information on the connection."""
         return self._stream.get_extra_info(info)
-
-
-def _is_head_complete(head: bytearray) -> bool:
-    start = 0
-    for _ in range(MAX_INTERIM_RESPONSES + 1):
-        end = _END_OF_HEAD.search(head, start)
-        if end is None or not _INTERIM.match(head, start):
-            return end is not None
-        start = end.end()
-    raise httpcore.RemoteProtocolError(f"more than {MAX_INTERIM_RESPONSES} interim responses")
 
 
 class _LimitedBackend(httpcore.AnyIOBackend):
@@ -214,18 +207,14 @@ def create_transport(
         max_idle: maximum number of idle connections.
         socket_options: as for `socket.setsockopt`.
     """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_idle, keepalive_expiry=_IDLE_SECONDS)
     options = list(socket_options)
 
     def create() -> httpx.AsyncBaseTransport:
-        transport = httpx.AsyncHTTPTransport(verify=_get_ssl_context(), trust_env=False)
-        # httpx has no parameter for the backend.
-        transport._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_get_ssl_context(),
-            max_keepalive_connections=max_idle,
-            keepalive_expiry=_IDLE_SECONDS,
-            socket_options=options,
-            network_backend=_LimitedBackend(),
+        transport = httpx.AsyncHTTPTransport(
+            verify=_get_ssl_context(), limits=limits, trust_env=False, socket_options=options
         )
+        cast(Any, transport)._pool._network_backend = _LimitedBackend()  # httpx has no parameter for it
         return transport
 
     return LimitedTransport(create, slots=connections, max_idle=max_idle)

@@ -210,6 +210,7 @@ class PromiseChecker:
         """Check everything that must be true after all faults have ended."""
         self.check_disk()
         disk = self._host.disk
+        hidden_heights, open_rounds = self._hidden_heights(), self._rounds_kept_open()
         states: dict[bytes, int] = dict(disk.query_rows("SELECT field(witness, 'nullifier'), state FROM shares"))
         for spent, known in self.shares.items():
             sim_round = self._chain.rounds[known.share.round_id]
@@ -225,9 +226,11 @@ class PromiseChecker:
                 self._event_log.record_violation(
                     "an acknowledged share was not counted", spent, "due", known.due_at, "state", states.get(spent)
                 )
-            if counted and spent in states and not (self._may_have_missed_blocks() or self._hidden_height(spent)):
+            height = self._chain.confirmed.get((known.share.round_id, spent))
+            is_readable = height not in hidden_heights and not self._may_have_missed_blocks()
+            if counted and spent in states and is_readable:
                 self._event_log.record_violation("a witness remains after confirmation", spent)
-            is_closed = sim_round.tallying_height and known.share.round_id not in self._rounds_kept_open()
+            is_closed = sim_round.tallying_height and known.share.round_id not in open_rounds
             if not counted and is_closed and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
                     "a closed round's share is neither counted nor failed", spent, states.get(spent)
@@ -247,23 +250,20 @@ class PromiseChecker:
             episode.fault.name == "PRUNED" for episode in self._plan.episodes
         )
 
-    def _hidden_height(self, nullifier: bytes) -> int:
-        """Return the height of a counted reveal whose result a node without an RPC has lost; 0 if it has not.
+    def _hidden_heights(self) -> set[int]:
+        """Return the heights of blocks on which two nodes may never agree, since one without an RPC lost a result.
 
-        Its index has only the last result. If the same bytes are in a later block too, and fail there for another
-        reason than the spent nullifier, usually because the round had ended, nothing tells that they counted before.
+        Its index has only the last result. If the bytes of a counted reveal are in a later block too, and fail there
+        for another reason than the spent nullifier, usually because the round had ended, nothing tells that they
+        counted before.
         """
-        if all(self._plan.nodes_with_rpc):
-            return 0
-        hashes = {tx_hash for (spent, _), (tx_hash, _) in self.broadcasts.items() if spent == nullifier}
-        results = [self._chain.included.get(tx_hash, []) for tx_hash in hashes]
-        hidden = [each for each in results if each and not shows_spent(each[-1])]
-        return max((result.height for each in hidden for result in each if result.code == 0), default=0)
+        results = [] if all(self._plan.nodes_with_rpc) else self._chain.included.values()
+        hidden = [each for each in results if not shows_spent(each[-1])]
+        return {result.height for each in hidden for result in each if result.code == 0}
 
     def _rounds_kept_open(self) -> set[bytes]:
-        """Return the ids of the rounds in which the nodes of a pair never agree on a block, for that reason."""
-        heights = {self._hidden_height(nullifier) for nullifier in self.shares} - {0}
-        rounds = self._chain.rounds.values()
+        """Return the ids of the rounds that contain such a block."""
+        heights, rounds = self._hidden_heights(), self._chain.rounds.values()
         return {
             each.round_id for each in rounds if any(each.created_height < h <= each.tallying_height for h in heights)
         }
@@ -271,10 +271,11 @@ class PromiseChecker:
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"
         alerted: dict[bytes, int | None] = dict(self._host.disk.query_rows(sql))
+        open_rounds = self._rounds_kept_open()
         for round_ in self._chain.rounds.values():
             if round_.round_id not in alerted:
                 continue
-            is_closed = round_.tallying_height and round_.round_id not in self._rounds_kept_open()
+            is_closed = round_.tallying_height and round_.round_id not in open_rounds
             if is_closed and alerted[round_.round_id] is None:
                 self._event_log.record_violation("a closed round was not reported", round_.round_id)
             if not round_.tallying_height and alerted[round_.round_id] is not None:

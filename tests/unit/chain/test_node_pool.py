@@ -167,7 +167,8 @@ async def test_chain_id_is_agreed_once_enough_nodes_report_it(count: int, agree:
     for number, name in enumerate(nodes, 1):
         network.nodes[name] = nodes[name]
         await endpoints.probe_all()
-        assert (endpoints.chain_id, endpoints.is_chain_id_agreed) == ("svote-1", number >= needed)
+        assert endpoints.reported_chain_id == "svote-1"
+        assert endpoints.chain_id == ("svote-1" if number >= needed else None)
 
 
 async def test_chain_id_of_lone_false_node_is_replaced() -> None:
@@ -178,8 +179,8 @@ async def test_chain_id_of_lone_false_node_is_replaced() -> None:
     for name in ("", "b", "c"):
         network.nodes |= {name: honest[name]} if name else {}
         await endpoints.probe_all()
-        seen.append(endpoints.chain_id)
-    assert seen == ["other-9", "other-9", "svote-1"]
+        seen.append((endpoints.chain_id, endpoints.reported_chain_id))
+    assert seen == [(None, "other-9"), (None, "other-9"), ("svote-1", "svote-1")]
 
 
 async def test_false_chain_id_reported_first_excludes_no_node_of_a_pair() -> None:
@@ -190,13 +191,13 @@ async def test_false_chain_id_reported_first_excludes_no_node_of_a_pair() -> Non
         for nodes in ({}, {"b": honest}, {}):
             network.nodes |= nodes
             await endpoints.probe_all()
-    assert (node_names(endpoints), endpoints.is_chain_id_agreed) == (["a:1317", "b:1317"], False)
+    assert (node_names(endpoints), endpoints.chain_id) == (["a:1317", "b:1317"], None)
     assert endpoints.agreed_height == honest.height
     disputes = [entry["reason"] for entry in logs if entry["event"] == "chain_id_disputed"]
     assert disputes == ["a:1317 is on chain other-9, b:1317 is on chain svote-1"]
-    network.nodes["a"].chain_id = "svote-1"
+    del network.nodes["a"]
     await endpoints.probe_all()
-    assert (endpoints.chain_id, endpoints.is_chain_id_agreed) == ("svote-1", True)
+    assert (endpoints.chain_id, endpoints.reported_chain_id) == (None, "svote-1")
 
 
 async def test_one_false_height_of_only_node_is_forgotten() -> None:
