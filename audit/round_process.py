@@ -19,7 +19,7 @@ from audit.auditor import audit_round
 from audit.node_source import NodeSource
 from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
 from helper.clock import Clock, SystemClock
-from helper.errors import HelperError
+from helper.errors import ChainUnavailable, HelperError
 from helper.object_store import Bucket
 from helper.observability.log_config import configure
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
@@ -44,12 +44,10 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
         readers = ReadOnlyNodePool(pool, timeout=job.config.chain.timeout_seconds)
         try:
             await pool.probe_all()
+            if pool.chain_id is None:  # the archive is kept under it
+                raise ChainUnavailable("too few nodes report the same chain id")
             archived = await archive_documents(
-                bucket,
-                NodeSource(readers, round_id),
-                round_id,
-                chain_id=pool.reported_chain_id or "",
-                height=job.height,
+                bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id, height=job.height
             )
         finally:
             await readers.aclose()

@@ -131,7 +131,7 @@ class NodePool:
         self._change_callbacks: list[Callable[[], None]] = []
         self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
-        self._dispute = LoggedProblem()
+        self._logged_dispute = LoggedProblem()
         self.needed = needed_nodes(len(self.nodes), agree)
         self._in_sync = _InSync((None, []), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
@@ -499,8 +499,8 @@ class NodePool:
             self._log.info("chain_id_learned", chain_id=reported)
         dispute = self.chain_id_dispute
         if dispute is None:
-            self._dispute.clear()
-        elif self._dispute.note():
+            self._logged_dispute.clear()
+        elif self._logged_dispute.note():
             self._log.error("chain_id_disputed", reason=dispute, advice=CHAIN_ID_ADVICE)
 
     def _reported_chain_ids(self) -> dict[str, str]:

@@ -119,8 +119,9 @@ class NodeFacts(NamedTuple):
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.
         owes_response: whether a call with this share continues without a response.
-        has_new_block: whether this node, or enough nodes, report a block that was produced after the last send. After
-            `MAX_SENDS_IN_A_ROW` false for the node that got them, and true for the other one if that reports a block.
+        has_turn: whether it may get the message now: it, or enough nodes, report a block that was produced after the
+            last send. After `MAX_SENDS_IN_A_ROW` it is another node's turn, of two nodes as soon as the first reports
+            such a block.
     """
 
     name: str
@@ -129,7 +130,7 @@ class NodeFacts(NamedTuple):
     verdict: Verdict | None = None
     refuses_circuit: bool = False
     owes_response: bool = False
-    has_new_block: bool = True
+    has_turn: bool = True
 
 
 def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]) -> Step:
@@ -139,7 +140,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         return Wait(now + (reveal.due_ms - process.now_ms) / 1000, 0 if head is None else head + 1)
     if head is None:
         return Wait(now + RECHECK_SECONDS, 0)
-    reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_new_block for node in nodes))
+    reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_turn for node in nodes))
     if reason:
         return ProveAnew(reason)
     first, last = reveal.first_sent_height, reveal.last_sent_height
@@ -222,7 +223,7 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
         return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
-    candidates = [n for n in nodes if n.has_new_block and not (n.owes_response and n.sent_at > since)]
+    candidates = [n for n in nodes if n.has_turn and not (n.owes_response and n.sent_at > since)]
     are_all_held = all(node.penalty.is_held(now, seconds_left) for node in candidates)
     for name, penalty, *_ in sorted(candidates, key=preference):
         if not penalty.is_held(now, seconds_left) or (are_all_held and now >= penalty.probe_at):

@@ -56,8 +56,8 @@ CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT_HEIGHT = 0
 """Height for which `list_follow_ups` returns only messages that were never sent."""
-AHEAD_CHECK_SECONDS = 2.0
-"""Seconds between two checks of the messages that wait for a time, because the heights say nothing."""
+DOUBT_CHECK_SECONDS = 2.0
+"""Seconds between two checks of the messages that wait for a time, because heights may be false."""
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
 VERDICT_LOG_SECONDS = 60.0
@@ -96,7 +96,7 @@ class Sender:
         self._states = SendStates(STATES_KEPT)
         self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
         self._sending_since = clock.monotonic()
-        self._next_ahead_check = -math.inf
+        self._next_doubt_check = -math.inf
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
         self._late_tasks: set[asyncio.Task[None]] = set()  # each waits for the response of an unanswered call
@@ -148,9 +148,9 @@ class Sender:
             return
         height = head.height
         await self._follow_up_all(await self._store.list_follow_ups(height=height, limit=self._limit), height)
-        if self._clock.monotonic() >= self._next_ahead_check:
+        if self._clock.monotonic() >= self._next_doubt_check:
             # A node that was alone in sync may have reported a false height, or a node reports a low one now.
-            self._next_ahead_check = self._clock.monotonic() + AHEAD_CHECK_SECONDS
+            self._next_doubt_check = self._clock.monotonic() + DOUBT_CHECK_SECONDS
             share_ids = await self._store.list_doubtful_waits(
                 height=height, greatest=self._greatest_height, limit=self._limit
             )

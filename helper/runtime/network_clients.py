@@ -89,7 +89,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             self._discard(connection)
             raise
         if isinstance(stream := response.extensions.get("network_stream"), _LimitedNetworkStream):
-            stream.left = None
+            stream.head_bytes_left = None
         response.stream = _LimitedStream(cast(httpx.AsyncByteStream, response.stream), partial(self._end, connection))
         return response
 
@@ -152,26 +152,26 @@ class _LimitedNetworkStream(httpcore.AsyncNetworkStream):
     """A connection that limits what precedes the body of each response.
 
     Attributes:
-        left: number of bytes that may be read of the head of a response, None outside of one.
+        head_bytes_left: number of bytes that may still be read of the head of a response, None outside of one.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
-        self.left: int | None = None
+        self.head_bytes_left: int | None = None
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Read data. Raises `httpcore.RemoteProtocolError` if the head of a response is too long."""
-        if self.left is None:
+        if self.head_bytes_left is None:
             return await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
-        if self.left <= 0:
+        if self.head_bytes_left <= 0:
             raise httpcore.RemoteProtocolError(f"the response's head is longer than {MAX_HEAD_BYTES} bytes")
-        data = await self._stream.read(min(max_bytes, _READ_BYTES, self.left), timeout)
-        self.left -= len(data)
+        data = await self._stream.read(min(max_bytes, _READ_BYTES, self.head_bytes_left), timeout)
+        self.head_bytes_left -= len(data)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write data of a request. The head of a response follows."""
-        self.left = MAX_HEAD_BYTES
+        self.head_bytes_left = MAX_HEAD_BYTES
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:

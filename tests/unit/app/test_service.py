@@ -283,6 +283,19 @@ async def test_readiness_fails_while_blocks_stay_unread(
         await harness.poll(599)
 
 
+async def test_disputed_chain_id_is_a_note_without_names(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note() -> str | None:
+        return {check.name: check.note for check in harness.service.health.run_checks()}["chain"]
+
+    await harness.poll()
+    assert note() is None
+    dispute = property(lambda _: "a:1317 is on chain x-1, b:1317 is on chain y-1")
+    monkeypatch.setattr(type(harness.service.node_pool), "chain_id_dispute", dispute)
+    assert note() == "the entries of [chain] endpoints are of different chains, see the log"
+
+
 async def test_doubted_round_is_dispatched_with_an_end_of_infinity(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from helper.chain.chain_data import (
     parse_tree,
     parse_tx,
 )
-from helper.chain.json_fields import loads
+from helper.chain.json_fields import MAX_VALUES, loads
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
@@ -52,6 +52,7 @@ from tests.unit.chain.fakes import (
         (b'{"rounds":[' + b"{}," * 100_000 + b"{}]}", "too many values"),
         (b'{"rounds":[' + b'{"abcdefghijkl":0},' * 100_000 + b"{}]}", "too many values"),
         (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
+        (b'{"rounds":[' + b'"abcdefgh",' * MAX_VALUES + b'""]}', "too many values"),
     ],
 )
 async def test_rounds_invalid_response_is_rejected(body: bytes, problem: str) -> None:

@@ -83,7 +83,7 @@ def test_message_is_not_sent_before_its_due_time() -> None:
 
 def test_nothing_is_sent_without_a_node_in_sync_or_a_new_block() -> None:
     assert step_at(103, process={"head": None}) == Wait(NOW + RECHECK_SECONDS, 0)
-    stale = tuple(node._replace(has_new_block=False) for node in NODES)
+    stale = tuple(node._replace(has_turn=False) for node in NODES)
     assert step_at(103, nodes=stale) == Wait(NOW + RECHECK_SECONDS, 104)
     assert step_at(103, nodes=(stale[0], NODES[1])) == Send(NODES[1].name), "only a node that has the block gets it"
     assert step_at(103, nodes=()) == Wait(NOW + RECHECK_SECONDS, 104)

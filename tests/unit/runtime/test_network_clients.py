@@ -15,11 +15,7 @@ import httpx
 import pytest
 
 from helper.chain.node_http import MAX_CONNECTIONS, NodeHttp, NoResponse
-from helper.runtime.network_clients import (
-    MAX_HEAD_BYTES,
-    LimitedTransport,
-    create_async_client,
-)
+from helper.runtime.network_clients import MAX_HEAD_BYTES, LimitedTransport, create_async_client
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
@@ -160,7 +156,7 @@ BLANKS = b" " * 20_000
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;" + BLANKS + b"\nX\r\n{}\r\n0\r\n\r\n", False),
     ],
 )
-async def test_hostile_head_or_chunk_is_refused_in_linear_time(answer: bytes, is_valid: bool) -> None:
+async def test_hostile_head_or_chunk_costs_little_time_and_a_legal_one_is_read(answer: bytes, is_valid: bool) -> None:
     """A line of 20,000 blanks took 1.2 s of CPU: the patterns of h11 are quadratic in their number."""
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
