@@ -13,6 +13,8 @@ _PUBLIC_QUERIES = (
     "SELECT mac_key FROM round_keys",
     "SELECT value FROM meta",
 )
+_PAGE_BYTES = 4096
+_PAGE_NUMBER_BYTES = 4
 
 
 def read_public_blobs(helper: HelperProcess) -> list[bytes]:
@@ -25,13 +27,15 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
     """Return all offsets of the pattern outside the public blobs.
 
     A blob that spans pages is not contiguous in the file, and fragments may remain on free pages. A match is
-    therefore public if 16 bytes around it, starting at it or 13 bytes before, belong to a blob.
+    therefore public if 16 bytes around it, starting at it or 13 bytes before, belong to a blob. The first bytes of a
+    page of SQLite are no content: in a blob that spans pages, the number of the next page. Followed by one byte of the
+    blob, it is equal to a position in one of 256 files.
     """
     known = b"\0".join(public)
     positions, at = [], files.find(pattern)
     while at >= 0:
         before, after = files[at - 13 : at + 3], files[at : at + 16]
-        if before not in known and after not in known:
+        if before not in known and after not in known and at % _PAGE_BYTES >= _PAGE_NUMBER_BYTES:
             positions.append(at)
         at = files.find(pattern, at + 1)
     return positions
