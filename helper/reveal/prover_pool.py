@@ -17,13 +17,14 @@ from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING
 
+import orjson
 import structlog
 
 from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
-from helper.reveal.prover_worker import HEADER, MAX_FRAME_BYTES, Frame, body_length, decode_frame, encode_frame
+from helper.reveal.prover_worker import Frame, encode_frame
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,6 +35,8 @@ WorkerCommand = Sequence[str]
 """The program and arguments that start a worker."""
 
 
+MAX_FRAME_BYTES = 1 << 20
+"""Maximum size of a reply in bytes; real ones have about 10 kB (a proof)."""
 WAIT_SLICE_SECONDS = 1.0
 """Maximum seconds that one wait for a reply counts."""
 START_TIMEOUT_SECONDS = 180.0
@@ -106,7 +109,7 @@ class WorkerProcess:
                 await asyncio.wait((reply,), timeout=slice_seconds)
                 waited += slice_seconds  # however long it took
             return await reply
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError) as error:
             raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
         finally:
             reply.cancel()
@@ -114,8 +117,8 @@ class WorkerProcess:
     async def _exchange(self, frame: Frame) -> Frame:
         self._input.write(encode_frame(frame))
         await self._input.drain()
-        header = await self._output.readexactly(HEADER.size)
-        return decode_frame(await self._output.readexactly(body_length(header)))
+        reply: Frame = orjson.loads(await self._output.readuntil())
+        return reply
 
     async def kill(self) -> None:
         """Kill the worker with SIGKILL and wait until it has exited, even if cancelled."""

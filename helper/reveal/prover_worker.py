@@ -1,20 +1,19 @@
 """Prover worker process, started by the service as `python -m helper.reveal.prover_worker`.
 
 The worker creates the keys of one circuit, checks their fingerprint, creates one proof as a self-test and reports that
-it is ready. It then processes request frames one at a time until its input ends, which happens when the service exits
-for any reason. The reading thread then terminates the worker immediately, even during a proof. The keys of other
-circuits are created on request.
+it is ready. It then processes requests one at a time until its input ends, which happens when the service exits for any
+reason. The reading thread then terminates the worker immediately, even during a proof. The keys of other circuits are
+created on request.
 
-Requests and replies are frames: a length (four bytes, big-endian) and that many bytes of a JSON object, in which bytes
-are hex-encoded. There is no version field, because both ends come from the same wheel. This module imports none of the
-libraries of the pool, because a worker then starts four times as fast.
+Requests and replies are frames: a line with a JSON object, in which bytes are hex-encoded. There is no version field,
+because both ends come from the same wheel. This module imports none of the libraries of the pool, because a worker then
+starts four times as fast.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import struct
 import sys
 import threading
 from typing import IO, Any
@@ -25,57 +24,18 @@ import proofs
 from helper.circuits.known_circuits import get_generation
 from helper.runtime.process_security import harden_process
 
-HEADER = struct.Struct(">I")
-MAX_FRAME_BYTES = 1 << 20
-"""Maximum size of a frame in bytes; real frames have up to about 10 kB (a proof)."""
-
 Frame = dict[str, Any]
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Encode a frame with its header."""
-    body = orjson.dumps(frame, default=_hex)
-    return HEADER.pack(len(body)) + body
+    """Encode a frame with the end of its line."""
+    return orjson.dumps(frame, default=_hex, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _hex(value: object) -> str:
     if isinstance(value, bytes):
         return value.hex()
     raise TypeError(type(value).__name__)
-
-
-def body_length(header: bytes) -> int:
-    """Return the number of bytes that follow a header.
-
-    Raises:
-        ValueError: the frame is longer than `MAX_FRAME_BYTES`.
-    """
-    (length,) = HEADER.unpack(header)
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"frame too long: {length} bytes")
-    return int(length)
-
-
-def decode_frame(body: bytes) -> Frame:
-    """Decode a frame from its body (without the header).
-
-    Raises:
-        ValueError: the body is not a JSON object.
-    """
-    frame = orjson.loads(body)
-    if not isinstance(frame, dict):
-        raise ValueError("frame is not a JSON object")
-    return frame
-
-
-def read_frame(stream: IO[bytes]) -> Frame | None:
-    """Read one frame from a blocking stream; None at the end of the stream."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    length = body_length(header)
-    body = stream.read(length)
-    return decode_frame(body) if len(body) == length else None
 
 
 class CircuitEngine:
@@ -113,8 +73,9 @@ def main(engine: CircuitEngine) -> None:
 
 
 def _read_frames(stream: IO[bytes], inbox: queue.SimpleQueue[Frame]) -> None:
-    while (frame := read_frame(stream)) is not None:
-        inbox.put(frame)
+    for line in stream:
+        if line.endswith(b"\n"):  # otherwise the service has exited while it was writing
+            inbox.put(orjson.loads(line))
     os._exit(0)  # the service has exited; the current proof is not needed
 
 

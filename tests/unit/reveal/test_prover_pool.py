@@ -29,7 +29,7 @@ from helper.errors import (
 )
 from helper.reveal import prover_pool as pool_module
 from helper.reveal.prover_pool import Proof, ProverPool, WorkerCommand, WorkerProcess
-from helper.reveal.prover_worker import HEADER, MAX_FRAME_BYTES, Frame, body_length
+from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share
 from tests.support.tasks import running
@@ -79,10 +79,13 @@ async def wait_until_exited(pid: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_frame_longer_than_the_limit_is_refused_by_its_header() -> None:
-    assert body_length(HEADER.pack(MAX_FRAME_BYTES)) == MAX_FRAME_BYTES
-    with pytest.raises(ValueError, match="too long"):
-        body_length(HEADER.pack(MAX_FRAME_BYTES + 1))
+async def test_reply_longer_than_the_limit_is_refused() -> None:
+    worker = await WorkerProcess.spawn(("cat", "/dev/zero"), threads=1)
+    try:
+        with pytest.raises(ProverCrashed, match="LimitOverrunError"):
+            await worker.exchange({"op": "prove"}, 60.0)
+    finally:
+        await worker.kill()
 
 
 async def test_prove_returns_statement_of_witness() -> None:
