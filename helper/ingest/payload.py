@@ -137,34 +137,9 @@ def parse_hex32(field: str, text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def no_route_body(message: str) -> NoRouteResponse:
-    """Body of the response if there is no such route or resource of the wallet API."""
-    return {"error": message}
-
-
 def ingress_receipt(attempt: str) -> IngressReceipt:
     """The receipt of a request with this token."""
     return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
-
-
-def error_body(message: str) -> ErrorResponse:
-    """Body of an error response."""
-    return {"status": "error", "error": message}
-
-
-def accepted_body(*, is_duplicate: bool) -> AcceptedResponse:
-    """Body of the response to an accepted share; `is_duplicate` if it is a duplicate."""
-    return {"status": "duplicate" if is_duplicate else "queued"}
-
-
-def status_body(leaf_count: int, anchor_height: int) -> StatusResponse:
-    """Body of the status, with the tree of the newest active round."""
-    return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
-
-
-def share_status_body(*, is_confirmed: bool) -> ShareStatusResponse:
-    """Body of a share's status."""
-    return {"status": "confirmed" if is_confirmed else "pending"}
 
 
 def queue_status_body(

@@ -47,7 +47,7 @@ from helper.core.refusals import (
     retry_after_of,
 )
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.payload import PayloadError, error_body, ingress_receipt, no_route_body
+from helper.ingest.payload import ErrorResponse, NoRouteResponse, PayloadError, ingress_receipt
 from helper.server import protocol
 from helper.server.protocol import TRACE_HEADER, Headers, RequestTrace
 
@@ -303,7 +303,7 @@ def error_response(
     """An error response; a 429 or 503 has a `Retry-After` header. If `is_bare`, its only field is `error`."""
     retry_after = retry_after_of(status)
     extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    body = no_route_body(message) if is_bare else error_body(message)
+    body = NoRouteResponse(error=message) if is_bare else ErrorResponse(status="error", error=message)
     return JsonResponse(body, status, {**extra, **(headers or {})})
 
 

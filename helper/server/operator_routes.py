@@ -25,7 +25,6 @@ from starlette.types import ASGIApp
 from helper.core.json_records import fact, first_error, to_json
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound, UsageError
-from helper.ingest.payload import error_body
 from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Source, read_snapshot, stats_json
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
@@ -137,7 +136,7 @@ async def _handle_error(_request: Request, error: Exception) -> Response:
     """Respond to an error of the helper with its text and advice."""
     assert isinstance(error, HelperError)
     status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    return JsonResponse({**error_body(str(error)), "advice": error.advice}, status)
+    return JsonResponse({"status": "error", "error": str(error), "advice": error.advice}, status)
 
 
 def rounds_route(

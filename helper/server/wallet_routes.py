@@ -138,8 +138,8 @@ def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) 
     return accept
 
 
-_QUEUED: Final = plain_response(JsonResponse(payload.accepted_body(is_duplicate=False)))
-_DUPLICATE: Final = plain_response(JsonResponse(payload.accepted_body(is_duplicate=True)))
+_QUEUED: Final = plain_response(JsonResponse(payload.AcceptedResponse(status="queued")))
+_DUPLICATE: Final = plain_response(JsonResponse(payload.AcceptedResponse(status="duplicate")))
 
 
 def create_wallet_edge(
@@ -187,7 +187,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
         # A cache would keep a nullifier, and a later response would be that of an earlier time.
         # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
         return JsonResponse(
-            payload.share_status_body(is_confirmed=confirmed),
+            payload.ShareStatusResponse(status="confirmed" if confirmed else "pending"),
             200 if confirmed else view.pending_status,
             {"Cache-Control": "no-store"},
         )
@@ -248,7 +248,6 @@ def _create_status(view: WalletView) -> payload.StatusResponse:
     newest = max(
         rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
     )
-    if newest is None:
-        return payload.status_body(0, 0)
-    anchor = view.trees.anchor(newest.round_id)
-    return payload.status_body(view.trees.size(newest.round_id), anchor.height if anchor else 0)
+    anchor = None if newest is None else view.trees.anchor(newest.round_id)
+    leaf_count, height = (anchor.size, anchor.height) if anchor else (0, 0)
+    return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": height}}
