@@ -151,8 +151,7 @@ class Proof:
 class _Task:
     frame: Frame
     future: asyncio.Future[Frame]
-    on_start: Callable[[], None]
-    is_needed: Callable[[], Awaitable[bool]]
+    begin: Callable[[], Awaitable[bool]]
 
     @property
     def circuit(self) -> str:
@@ -163,7 +162,7 @@ _QueuedTask = tuple[bool, int, _Task]
 """Whether it has no priority, number of submission, job: priority jobs first, both kinds in order of submission."""
 
 
-async def _always_needed() -> bool:
+async def _begin() -> bool:
     return True
 
 
@@ -271,33 +270,32 @@ class ProverPool:
         share: Share,
         path: bytes,
         *,
-        on_start: Callable[[], None] = lambda: None,
-        is_needed: Callable[[], Awaitable[bool]] = _always_needed,
+        begin: Callable[[], Awaitable[bool]] = _begin,
         has_priority: bool = True,
     ) -> Proof:
         """Create one proof.
 
         Args:
             path: the 24 siblings of the share's leaf, leaf level first.
-            on_start: called when a worker starts the job (not when it is queued).
-            is_needed: called when a worker is free, immediately before it starts the job.
+            begin: called when a worker is free, immediately before it starts the job; returns whether it is needed.
             has_priority: whether the job precedes queued jobs that do not have priority.
 
         Raises:
-            ProofNotNeeded: `is_needed` returned False; no proof was begun.
+            ProofNotNeeded: `begin` returned False; no proof was begun.
             ProverTimeout: it took longer than `timeout`; the worker was killed.
             ProverCrashed: the worker exited unexpectedly.
             ProofFailed: the prover rejected the witness.
         """
         started_at = self._clock.monotonic()
 
-        def note_start() -> None:
+        async def note_begin() -> bool:
             nonlocal started_at
+            is_needed = await begin()
             started_at = self._clock.monotonic()
-            on_start()
+            return is_needed
 
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
-        reply = await self._request(request, note_start, is_needed, has_priority=has_priority)
+        reply = await self._request(request, note_begin, has_priority=has_priority)
         proof, root = bytes.fromhex(reply["proof"]), bytes.fromhex(reply["root"])
         self._roots[sha256(proof).digest()] = root
         if len(self._roots) > ROOTS_KEPT:
@@ -314,19 +312,13 @@ class ProverPool:
     async def verify(self, circuit: str, proof: bytes, statement: DataclassInstance) -> bool:
         """Check a proof for these public inputs; raises the errors of `prove`."""
         request = {"op": "verify", "circuit": circuit, "proof": proof, **asdict(statement)}
-        reply = await self._request(request, lambda: None)
-        return bool(reply["ok"])
+        return bool((await self._request(request))["ok"])
 
     async def _request(
-        self,
-        frame: Frame,
-        on_start: Callable[[], None],
-        is_needed: Callable[[], Awaitable[bool]] = _always_needed,
-        *,
-        has_priority: bool = True,
+        self, frame: Frame, begin: Callable[[], Awaitable[bool]] = _begin, *, has_priority: bool = True
     ) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        await self._queue.put((not has_priority, next(self._numbers), _Task(frame, future, on_start, is_needed)))
+        await self._queue.put((not has_priority, next(self._numbers), _Task(frame, future, begin)))
         reply = await future
         if "error" in reply:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")
@@ -424,7 +416,7 @@ class ProverPool:
         if task.future.cancelled():
             return
         try:
-            if not await task.is_needed():
+            if not await task.begin():
                 raise ProofNotNeeded("the proof is no longer needed")
         except Exception as error:  # of this job, not of the worker
             if not task.future.done():
@@ -434,7 +426,6 @@ class ProverPool:
             task.future.cancel()
             raise
         try:
-            task.on_start()
             reply = await process.exchange(task.frame, self.proof_timeout(task.circuit))
         except ProverError as error:
             if not task.future.done():

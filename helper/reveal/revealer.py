@@ -241,20 +241,15 @@ class Revealer:
     async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
         is_proving = False
 
-        def on_start() -> None:
+        async def begin() -> bool:
             nonlocal is_proving
-            is_proving = True
-            self._note_start(queued)
+            is_proving = await self._is_proof_needed(queued)
+            if is_proving:
+                self._note_start(queued)
+            return is_proving
 
         try:
-            proof = await self._prover.prove(
-                circuit,
-                queued.share,
-                path,
-                on_start=on_start,
-                is_needed=partial(self._is_proof_needed, queued),
-                has_priority=has_priority,
-            )
+            proof = await self._prover.prove(circuit, queued.share, path, begin=begin, has_priority=has_priority)
         except ProofNotNeeded:
             return None
         except ProverCrashed as error:

@@ -303,7 +303,7 @@ class HostProcess:
         return b""
 
     async def _prove(self, _circuit: str, share: Any, _path: bytes, **options: Any) -> Proof:
-        await options["is_needed"]()
+        await options["begin"]()
         await Request("prove")
         nullifier = nullifier_of(share.primary_blind)
         return Proof(b"%d" % self.env.height, nullifier, b"\x0a" * 32, 1.0)

@@ -122,19 +122,17 @@ class FakeProver(ProverPool):
         share: Share,
         path: bytes,
         *,
-        on_start: Callable[[], None] = lambda: None,
-        is_needed: Callable[[], Awaitable[bool]] | None = None,
+        begin: Callable[[], Awaitable[bool]] | None = None,
         has_priority: bool = True,
     ) -> Proof:
         position = share.tree_position
         async with self._free:
-            if is_needed is not None and not await is_needed():
+            if begin is not None and not await begin():
                 raise ProofNotNeeded("the proof is no longer needed")
             self.running += 1
             self.max_running = max(self.max_running, self.running)
             self.started_proofs.append((position, self._clock.now()))
             self.circuits.append(circuit)
-            on_start()
             try:
                 await asyncio.sleep(0)
                 if position in self.blocked:

@@ -89,11 +89,9 @@ async def test_reply_longer_than_the_limit_is_refused() -> None:
 
 
 async def test_prove_returns_statement_of_witness() -> None:
-    started: list[bool] = []
     async with run_pool() as pool:
         share, path = create_provable_share()
-        proof = await pool.prove("k10", share, path, on_start=lambda: started.append(True))
-        assert started == [True]
+        proof = await pool.prove("k10", share, path)
         assert proof.root == prover_worker.compute_root(
             proofs.vote_commitment(share.round_id, proofs.shares_hash(share.share_comms), 1, 1), 0, path
         )
@@ -139,9 +137,7 @@ async def test_other_workers_start_once_the_first_is_ready(
 
 
 async def test_prove_is_not_begun_when_no_longer_needed() -> None:
-    started: list[bool] = []
-
-    async def is_needed() -> bool:
+    async def refuse() -> bool:
         return False
 
     async def fail() -> bool:
@@ -151,10 +147,9 @@ async def test_prove_is_not_begun_when_no_longer_needed() -> None:
         pids = pool.pids
         share, path = create_provable_share()
         with pytest.raises(ProofNotNeeded):
-            await pool.prove("k10", share, path, on_start=lambda: started.append(True), is_needed=is_needed)
+            await pool.prove("k10", share, path, begin=refuse)
         with pytest.raises(StoreError, match="unreadable"):
-            await pool.prove("k10", share, path, on_start=lambda: started.append(True), is_needed=fail)
-        assert started == []
+            await pool.prove("k10", share, path, begin=fail)
         await make_proof(pool)
         assert pool.pids == pids, "the worker goes on"
 
@@ -163,18 +158,17 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
     started: list[int] = []
     is_waiting, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait() -> bool:
-        is_waiting.set()
-        await may_go_on.wait()
-        return True
-
     async with run_pool() as pool:
         share, path = create_provable_share()
 
         async def prove(number: int, *, has_priority: bool) -> None:
-            await pool.prove(
-                "k10", share, path, on_start=lambda: started.append(number), is_needed=wait, has_priority=has_priority
-            )
+            async def begin() -> bool:
+                is_waiting.set()
+                await may_go_on.wait()
+                started.append(number)
+                return True
+
+            await pool.prove("k10", share, path, begin=begin, has_priority=has_priority)
 
         proving = [asyncio.create_task(prove(0, has_priority=False))]
         await is_waiting.wait()
@@ -340,13 +334,14 @@ async def test_job_of_other_circuit_begins_once_its_keys_are_loaded(errors: list
     worker.key_errors = list(errors)
     requests: list[tuple[str, list[str]]] = []
 
-    def note_start() -> None:
+    async def begin() -> bool:
         while not worker.requests.empty():
             requests.append(worker.requests.get_nowait())
+        return True
 
     settings: dict[str, Any] = {"circuits": ("k11", "k10"), "spawn": worker.spawn_instead}
     async with asyncio.timeout(60), run_pool(is_warm=False, **settings) as pool:
-        await pool.prove("k10", *create_provable_share(), on_start=note_start)
+        await pool.prove("k10", *create_provable_share(), begin=begin)
         starts = 1 + len(errors)
         assert requests == [("start", ["k11"]), ("load", ["k10"])] * starts
         assert pool.unexpected_exits.total() == len(errors)
