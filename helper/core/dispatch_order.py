@@ -139,6 +139,14 @@ class BacklogLimits:
     due_shares: int
     overdue_seconds: float = OVERDUE_SECONDS
 
+    def is_overdue(self, oldest_due_ms: int, now: float) -> bool:
+        """Return whether a round is overdue. `now` is in Unix seconds."""
+        return now - oldest_due_ms / 1000 > self.overdue_seconds
+
+    def is_backlog(self, oldest_due_ms: int, due_shares: int, now: float) -> bool:
+        """Return whether this number of due shares is a backlog; it may be capped above the limit."""
+        return due_shares > self.due_shares and self.is_overdue(oldest_due_ms, now)
+
 
 @dataclass(frozen=True, slots=True)
 class ProofPace:
@@ -146,12 +154,10 @@ class ProofPace:
 
     Attributes:
         proof_seconds: mean duration of a proof.
-        fastest_seconds: duration of the fastest recent proof, 0 if unknown.
         shares_per_second: shares that leave the queue per second while all provers work.
     """
 
     proof_seconds: float
-    fastest_seconds: float
     shares_per_second: float
 
 
@@ -174,44 +180,8 @@ class RoundQueue:
     shares: deque[DueShare]
 
 
-class Selection(NamedTuple):
-    """A selected share.
-
-    Attributes:
-        share: the share.
-        has_priority: whether it is proven before selected shares that are not begun and do not have priority.
-    """
-
-    share: DueShare
-    has_priority: bool
-
-
-def is_overdue(oldest_due_ms: int, now: float, limits: BacklogLimits) -> bool:
-    """Return whether a round is overdue. `now` is in Unix seconds."""
-    return now - oldest_due_ms / 1000 > limits.overdue_seconds
-
-
-def is_backlog(oldest_due_ms: int, due_shares: int, now: float, limits: BacklogLimits) -> bool:
-    """Return whether due shares are a backlog.
-
-    Args:
-        oldest_due_ms: due time of the oldest, in Unix milliseconds.
-        due_shares: their number; it may be capped above `limits.due_shares`.
-        now: Unix seconds.
-        limits: from which they are one.
-    """
-    return due_shares > limits.due_shares and is_overdue(oldest_due_ms, now, limits)
-
-
-def work_seconds(waiting: int, pace: ProofPace) -> float:
-    """Return the seconds that all provers need for this number of shares."""
-    return waiting / pace.shares_per_second + pace.proof_seconds if waiting else 0.0
-
-
-def slack_seconds(end: float, waiting: int, chain_time: float, pace: ProofPace) -> float:
-    """Return the seconds that remain at the end of a round if all provers work on it only.
-
-    Negative if the round cannot be finished in time.
+def is_at_risk(end: float, waiting: int, chain_time: float, pace: ProofPace) -> bool:
+    """Return whether a round would miss its end if others went first, but can still be met by all provers together.
 
     Args:
         end: the round's end, in Unix seconds.
@@ -219,22 +189,8 @@ def slack_seconds(end: float, waiting: int, chain_time: float, pace: ProofPace) 
         chain_time: time of the newest block, in Unix seconds.
         pace: the measured pace.
     """
-    return end - chain_time - work_seconds(waiting, pace)
-
-
-def is_at_risk(end: float, waiting: int, chain_time: float, pace: ProofPace) -> bool:
-    """Return whether a round would miss its end if others went first, but can still be met."""
-    reserve = RESERVE_SECONDS + RESERVE_FRACTION * work_seconds(waiting, pace)
-    return 0 <= slack_seconds(end, waiting, chain_time, pace) < reserve
-
-
-def can_finish_proof(end: float, chain_time: float, fastest_seconds: float) -> bool:
-    """Return whether a proof that begins now can be done before the end of its round.
-
-    The fastest recent proof is assumed, and the time of the newest block, which is never later than the block that
-    could contain the reveal. Only a proof that is certainly too late is not begun.
-    """
-    return chain_time + fastest_seconds < end
+    work_seconds = waiting / pace.shares_per_second + pace.proof_seconds if waiting else 0.0
+    return 0 <= end - chain_time - work_seconds < RESERVE_SECONDS + RESERVE_FRACTION * work_seconds
 
 
 @dataclass(slots=True)
@@ -254,9 +210,10 @@ class RoundTurns:
         chain_time: float,
         pace: ProofPace,
         limits: BacklogLimits,
-    ) -> list[Selection]:
-        """Select shares, and remove them from `queues`.
+    ) -> list[tuple[DueShare, bool]]:
+        """Select shares, and remove them from `queues`. Each is returned with whether it has priority.
 
+        Shares with priority are proven before selected ones without it that are not begun.
         Rounds that may not exist come last. Of the others:
 
         1. Rounds at risk have priority, the earliest end first, then the least slack.
@@ -272,7 +229,7 @@ class RoundTurns:
             pace: the measured pace.
             limits: from which lateness a round is overdue.
         """
-        selected: list[Selection] = []
+        selected: list[tuple[DueShare, bool]] = []
         ready = [queue for queue in queues if queue.shares]
         self._last_turns = {
             queue.round_id: self._last_turns[queue.round_id] for queue in ready if queue.round_id in self._last_turns
@@ -281,7 +238,7 @@ class RoundTurns:
             queue, has_priority = self._next_queue(ready, now, chain_time, pace, limits)
             if len(selected) >= limit and not has_priority:
                 break
-            selected.append(Selection(queue.shares.popleft(), has_priority))
+            selected.append((queue.shares.popleft(), has_priority))
             self._turn += 1
             self._last_turns[queue.round_id] = self._turn
             if not queue.shares:
@@ -296,7 +253,7 @@ class RoundTurns:
         at_risk = [queue for queue in ready if is_at_risk(queue.end, queue.waiting, chain_time, pace)]
         if at_risk:
             return min(at_risk, key=lambda queue: (queue.end, -queue.waiting)), True
-        on_time = [queue for queue in ready if not is_overdue(queue.oldest_due_ms, now, limits)]
+        on_time = [queue for queue in ready if not limits.is_overdue(queue.oldest_due_ms, now)]
         if on_time:
             return min(on_time, key=lambda queue: queue.shares[0]), True
         return min(ready, key=lambda queue: (self._last_turns.get(queue.round_id, 0), queue.oldest_due_ms)), False

@@ -16,15 +16,7 @@ from typing import Final
 import structlog
 
 from helper.clock import RECHECK_SECONDS, Clock
-from helper.core.dispatch_order import (
-    BacklogLimits,
-    DueShare,
-    RoundQueue,
-    RoundTurns,
-    is_backlog,
-    is_overdue,
-    retry_delay,
-)
+from helper.core.dispatch_order import BacklogLimits, DueShare, RoundQueue, RoundTurns, retry_delay
 from helper.core.refusals import PauseCause, PauseReason
 from helper.observability.log_config import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
@@ -76,17 +68,13 @@ class Backlog:
     ) -> None:
         self._store = store
         self._proof_times = proof_times
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._stats = stats
         self._turns = RoundTurns()
         self._lists: dict[bytes, tuple[float, deque[DueShare]]] = {}  # by round: monotonic time of reading, shares
         self._waiting: dict[bytes, int] = {}
         self._counted_at = -math.inf
-
-    def is_overdue(self, oldest_due_ms: int, now: float) -> bool:
-        """Return whether the oldest due share is late enough for a backlog. `now` is in Unix seconds."""
-        return is_overdue(oldest_due_ms, now, self._limits)
 
     async def claim(
         self, ends: Mapping[bytes, float], *, now: float, chain_time: float, limit: int, first_limit: int
@@ -99,17 +87,17 @@ class Backlog:
             limit: maximum number of shares, may be 0 or negative.
             first_limit: maximum number if those above `limit` have priority.
         """
-        heads = await self._list_heads(ends, now, limit=max(self._limits.due_shares, first_limit) + 1)
+        heads = await self._list_heads(ends, now, limit=max(self.limits.due_shares, first_limit) + 1)
         oldest_ms = min((shares[0].due_ms for shares in heads.values()), default=None)
         number = sum(map(len, heads.values()))
-        if oldest_ms is None or not is_backlog(oldest_ms, number, now, self._limits):
+        if oldest_ms is None or not self.limits.is_backlog(oldest_ms, number, now):
             self._lists.clear()
             return None
         await self._count()
         on_time = [
             round_id
             for round_id in ends
-            if round_id not in heads or not self.is_overdue(heads[round_id][0].due_ms, now)
+            if round_id not in heads or not self.limits.is_overdue(heads[round_id][0].due_ms, now)
         ]
         for _ in range(MAX_SELECTIONS):
             queues = [
@@ -122,9 +110,9 @@ class Backlog:
                 now=now,
                 chain_time=chain_time,
                 pace=self._proof_times.pace(),
-                limits=self._limits,
+                limits=self.limits,
             )
-            has_priority = {selection.share.id: selection.has_priority for selection in selected}
+            has_priority = {share.id: is_first for share, is_first in selected}
             claimed = await self._store.run(claim_listed, list(has_priority), now=now) if selected else []
             if claimed or limit <= 0:
                 shares = [(queued, has_priority[queued.id]) for queued in claimed]
@@ -145,7 +133,7 @@ class Backlog:
         """Return a round's queue: by rank if the round itself is in a backlog, else by due time."""
         oldest_ms = heads[0].due_ms
         shares = deque(heads)
-        if is_backlog(oldest_ms, len(heads), now, self._limits):
+        if self.limits.is_backlog(oldest_ms, len(heads), now):
             shares = await self._own_order(round_id, now)
         waiting = max(self._waiting.get(round_id, 0), len(heads))
         return RoundQueue(round_id, end, waiting, oldest_ms, shares)
@@ -321,7 +309,7 @@ class Dispatcher:
         now = min(self._clock.now(), gate.max_due_time)
         if due_ms is None or due_ms > int(now * 1000):
             return self._deadline(gate, due_ms, claimed_ms=0)
-        if self._backlog.is_overdue(due_ms, now):
+        if self._backlog.limits.is_overdue(due_ms, now):
             ends = {round_id: gate.ends.get(round_id, math.inf) for round_id in gate.round_ids}
             claim = await self._backlog.claim(
                 ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free

@@ -18,7 +18,7 @@ from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
-from helper.core.dispatch_order import ProofPace, can_finish_proof, last_attempt_time, rank_fraction, retry_time
+from helper.core.dispatch_order import ProofPace, last_attempt_time, rank_fraction, retry_time
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
@@ -81,16 +81,17 @@ class ProofTimes:
         """
         proof_seconds = fmean(self._recent) if self._recent else self._get_estimate() or UNKNOWN_SECONDS
         own_rate = self.hosts * self._provers / max(proof_seconds, 0.001)
-        return ProofPace(proof_seconds, self._fastest_seconds(), max(own_rate, self._confirmed_rate()))
+        return ProofPace(proof_seconds, max(own_rate, self._confirmed_rate()))
 
     def can_finish_proof(self, end: float, chain_time: float) -> bool:
-        """Return whether a proof that begins now can be done before its round's end. Times are in Unix seconds."""
-        return can_finish_proof(end, chain_time, self._fastest_seconds())
+        """Return whether a proof that begins now can be done before its round's end. Times are in Unix seconds.
 
-    def _fastest_seconds(self) -> float:
+        The fastest recent proof is assumed, and the time of the newest block, which is never later than the block that
+        could contain the reveal. Only a proof that is certainly too late is not begun.
+        """
         if self._recent:
-            return FASTEST_FRACTION * min(self._recent)
-        return UNMEASURED_FRACTION * (self._get_estimate() or 0.0)
+            return chain_time + FASTEST_FRACTION * min(self._recent) < end
+        return chain_time + UNMEASURED_FRACTION * (self._get_estimate() or 0.0) < end
 
     def _confirmed_rate(self) -> float:
         """Confirmed shares per second in the recent window, 0 if it is too short."""

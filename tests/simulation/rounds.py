@@ -17,8 +17,8 @@ from typing import Final
 from unittest.mock import patch
 
 from helper.chain.reveal_transaction import RevealMessage
+from helper.core.dispatch_order import BacklogLimits
 from helper.observability.stats import percentile
-from helper.reveal.dispatcher import Backlog
 from tests.campaign.rank_correlation import rank_correlation
 from tests.simulation.node import SimNode
 from tests.simulation.run import patch_environment
@@ -174,7 +174,7 @@ def main() -> int:
     small = range(1, 10)
     sizes = {0: 100 * options.shares, **dict.fromkeys(small, options.shares)}
     seconds = backlog_seconds(sizes)
-    with patch.object(Backlog, "is_overdue", lambda *_: False) if options.oldest_first else nullcontext():
+    with patch.object(BacklogLimits, "is_overdue", lambda *_: False) if options.oldest_first else nullcontext():
         together = simulate_rounds(options.seed, sizes, seconds=seconds)
     alone = [simulate_rounds(options.seed, {number: options.shares}, seconds=seconds) for number in small]
     violations = [*together.violations, *(violation for result in alone for violation in result.violations)]

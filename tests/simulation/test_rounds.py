@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helper.core import dispatch_order
-from helper.reveal.dispatcher import Backlog
+from helper.core.dispatch_order import BacklogLimits
 from tests.campaign.rank_correlation import chance_bound, rank_correlation
 from tests.simulation.rounds import BACKLOG_START, RoundsResult, backlog_seconds, p99, simulate_rounds
 
@@ -49,7 +49,7 @@ def test_backlog_after_outage_is_sent_independently_of_arrival_and_due_time() ->
 
 
 def test_correlation_with_due_time_is_found_if_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Backlog, "is_overdue", lambda *_: False)
+    monkeypatch.setattr(BacklogLimits, "is_overdue", lambda *_: False)
 
     result = simulate_backlog_after_outage()
 

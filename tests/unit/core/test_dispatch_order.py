@@ -17,17 +17,13 @@ from helper.core.dispatch_order import (
     ProofPace,
     RoundQueue,
     RoundTurns,
-    can_finish_proof,
     due_ms,
     is_at_risk,
-    is_backlog,
     last_attempt_time,
     rank,
     rank_fraction,
     retry_delay,
     retry_time,
-    slack_seconds,
-    work_seconds,
 )
 
 times = st.floats(0, 4e9, allow_nan=False)
@@ -158,7 +154,7 @@ def test_rank_fits_sqlite_integer_and_depends_on_key(mac: bytes) -> None:
 
 NOW = 1_000_000.0
 FAR_END = NOW + 1_000_000
-PACE = ProofPace(proof_seconds=1.0, fastest_seconds=0.5, shares_per_second=2.0)
+PACE = ProofPace(proof_seconds=1.0, shares_per_second=2.0)
 LIMITS = BacklogLimits(due_shares=2)
 
 
@@ -188,7 +184,7 @@ def select(turns: RoundTurns, *queues: RoundQueue, limit: int = 1, first_limit: 
     ("late", "due", "expected"), [(2.0, 3, False), (2.1, 3, True), (2.1, 2, False), (100.0, 1, False), (-1.0, 9, False)]
 )
 def test_backlog_needs_more_due_shares_than_provers_and_lateness(late: float, due: int, expected: bool) -> None:
-    assert is_backlog(int((NOW - late) * 1000), due, NOW, LIMITS) is expected
+    assert LIMITS.is_backlog(int((NOW - late) * 1000), due, NOW) is expected
 
 
 def test_overdue_rounds_take_turns_whatever_their_size() -> None:
@@ -262,16 +258,9 @@ def test_round_that_cannot_be_met_takes_turns() -> None:
 
 
 def test_slack_counts_all_waiting_shares_and_the_last_proof() -> None:
-    assert work_seconds(0, PACE) == 0
-    assert slack_seconds(NOW + 600, 1000, NOW, PACE) == 600 - (500 + 1.0)
     assert not is_at_risk(NOW + 600, 1000, NOW, PACE), "99 s of slack, more than 30 s and a tenth of the work"
     assert is_at_risk(NOW + 580, 1000, NOW, PACE)
     assert not is_at_risk(NOW + 500, 1000, NOW, PACE), "it cannot be met"
-
-
-@pytest.mark.parametrize(("left", "expected"), [(0.4, False), (0.5, False), (0.6, True), (-1.0, False)])
-def test_proof_is_not_begun_when_even_the_fastest_would_be_late(left: float, expected: bool) -> None:
-    assert can_finish_proof(NOW + left, NOW, PACE.fastest_seconds) is expected
 
 
 def test_small_rounds_wait_for_few_shares_of_a_large_one() -> None:
