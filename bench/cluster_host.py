@@ -153,7 +153,7 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         store=store,
         revealer=revealer,
         sender=None,
-        get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
+        get_gate=lambda: DispatchGate({ROUND_ID: math.inf}, math.inf),
         backlog=backlog,
         slots=CORE_COUNT,
         clock=clock,

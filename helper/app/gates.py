@@ -107,7 +107,7 @@ class Gates:
             or self.unread_since_stop()
         )
         if reason is not None or head is None:
-            return DispatchGate(frozenset(), 0.0, reason)
+            return DispatchGate({}, 0.0, reason)
         ends = {
             known.round_id: float(self.round_registry.view(known.round_id).latest_end)
             for known in self.round_registry.active_rounds()
@@ -116,11 +116,10 @@ class Gates:
         }
         ends = {round_id: end for round_id, end in ends.items() if self.proof_times.can_finish_proof(end, head.time)}
         return DispatchGate(
-            frozenset(ends),
+            {each: math.inf if self.round_registry.is_doubted(each) else end for each, end in ends.items()},
             head.time + self.max_ahead,
             self.circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
             is_one_at_a_time=self.circuit_choice.is_current_unproven or self.circuit_choice.pause_reason is not None,
-            ends={each: math.inf if self.round_registry.is_doubted(each) else end for each, end in ends.items()},
             chain_time=head.time,
         )
 

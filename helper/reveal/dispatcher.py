@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -166,19 +166,18 @@ class DispatchGate:
     """Conditions under which shares may be dispatched.
 
     Attributes:
-        round_ids: ids of the rounds whose shares may be proven: active, with a verified root.
+        ends: the rounds whose shares may be proven, active and with a verified root, with their ends in Unix seconds;
+            infinity for one that a false node may have invented.
         max_due_time: Unix time; shares due later are not dispatched, even if the local clock has passed their due time.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
             one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
-        ends: ends of these rounds, in Unix seconds; infinity for one that a false node may have invented.
         chain_time: time of the newest block, in Unix seconds.
     """
 
-    round_ids: frozenset[bytes]
+    ends: Mapping[bytes, float]
     max_due_time: float
     pause_reason: PauseReason | None = None
     is_one_at_a_time: bool = False
-    ends: Mapping[bytes, float] = field(default_factory=dict)
     chain_time: float = 0.0
 
 
@@ -280,9 +279,9 @@ class Dispatcher:
             gate = self._get_gate()
             self._note_pause(gate.pause_reason)
             free = self._slots * CLAIMS_PER_PROVER - self.claimed_count
-            can_overtake = self._backlog_claims and len(gate.round_ids) > 1 and not gate.is_one_at_a_time
+            can_overtake = self._backlog_claims and len(gate.ends) > 1 and not gate.is_one_at_a_time
             first_free = free + self._slots * FIRST_CLAIMS_PER_PROVER if can_overtake else free
-            if gate.pause_reason is not None or not gate.round_ids or first_free <= 0:
+            if gate.pause_reason is not None or not gate.ends or first_free <= 0:
                 return math.inf
             wait = self._seconds_to_wait(gate, free)
             if wait > 0:
@@ -305,14 +304,13 @@ class Dispatcher:
         """
         if free <= 0:
             self._next_first_check = self._clock.monotonic() + FIRST_CHECK_SECONDS
-        due_ms = await self._store.next_due_ms(gate.round_ids)
+        due_ms = await self._store.next_due_ms(gate.ends)
         now = min(self._clock.now(), gate.max_due_time)
         if due_ms is None or due_ms > int(now * 1000):
             return self._deadline(gate, due_ms, claimed_ms=0)
         if self._backlog.limits.is_overdue(due_ms, now):
-            ends = {round_id: gate.ends.get(round_id, math.inf) for round_id in gate.round_ids}
             claim = await self._backlog.claim(
-                ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free
+                gate.ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free
             )
             if claim is not None:
                 self._start_claimed(claim.shares, due_ms, gate)
@@ -321,11 +319,11 @@ class Dispatcher:
                 return self._deadline(gate, claim.next_due_ms, claimed_ms=int(now * 1000))
         if free <= 0:
             return math.inf
-        claimed = await self._store.run(claim_due, now=now, limit=free, rounds=gate.round_ids)
+        claimed = await self._store.run(claim_due, now=now, limit=free, rounds=gate.ends)
         self._start_claimed([(queued, True) for queued in claimed], due_ms, gate)
         if len(claimed) == free:
             return None
-        return self._deadline(gate, await self._store.next_due_ms(gate.round_ids), claimed_ms=int(now * 1000))
+        return self._deadline(gate, await self._store.next_due_ms(gate.ends), claimed_ms=int(now * 1000))
 
     def _start_claimed(self, claimed: Sequence[tuple[QueuedShare, bool]], oldest_ms: int, gate: DispatchGate) -> None:
         """Start proving claimed shares, each with whether it has priority."""
