@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -189,22 +189,13 @@ class _Connections:
         if url.userinfo:
             (authenticated,) = httpx.BasicAuth(url.username, url.password).auth_flow(httpx.Request("GET", url))
             headers["authorization"] = authenticated.headers["authorization"]
-        self._transport = transport
-        self._builder = create_async_client(base_url=url, transport=transport, timeout=timeout, headers=headers)
+        builder = create_async_client(base_url=url, transport=transport, timeout=timeout, headers=headers)
+        self.request = builder.build_request
         self.get = lru_cache(_CACHED_REQUESTS)(partial(self.request, "GET"))
         """Return the GET request of a path; cached, because the same few are sent repeatedly."""
-
-    def request(self, method: str, target: str, **options: Any) -> httpx.Request:
-        """Build a request as `httpx.AsyncClient.build_request` does."""
-        return self._builder.build_request(method, target, **options)
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send the request and return the response, whose body the caller reads or closes."""
-        return await self._transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._builder.aclose()
+        self.send = transport.handle_async_request
+        """Send a request and return the response, whose body the caller reads or closes."""
+        self.aclose = builder.aclose
 
 
 class _DataWait:
