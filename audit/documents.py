@@ -199,7 +199,8 @@ def parse_partials(document: object) -> dict[int, list[PartialEntry]]:
 
 def parse_leaf_blocks(document: object) -> list[LeafBlock]:
     """Parse all pages of leaves, joined. Raises `InvalidResponse`."""
-    return parse_leaves(document).blocks
+    blocks, _ = parse_leaves(document)
+    return blocks
 
 
 def parse_roots(document: object) -> dict[int, bytes]:

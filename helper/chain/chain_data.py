@@ -185,14 +185,6 @@ class RoundList:
     unknown_status: dict[bytes, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LeafPage:
-    """A page of leaves. `next_from_height` is the start of the next page, None at the end."""
-
-    blocks: list[LeafBlock]
-    next_from_height: int | None
-
-
 def parse_round(response: object) -> Round:
     """Parse `GET round/{id}`."""
     return _parse_round_fields(Fields(response, "response").child("round"))
@@ -290,11 +282,11 @@ def parse_tree_at(response: object, height: int) -> Anchor | None:
     return Anchor(height, fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32))
 
 
-def parse_leaves(response: object) -> LeafPage:
-    """Parse `GET commitment-tree/{id}/leaves`: one page."""
+def parse_leaves(response: object) -> tuple[list[LeafBlock], int | None]:
+    """Parse `GET commitment-tree/{id}/leaves`: one page, and the first height of the next one, None at the end."""
     fields = Fields(response, "response")
     blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
-    return LeafPage(blocks, fields.uint("next_from_height", maximum=MAX_INT) or None)
+    return blocks, fields.uint("next_from_height", maximum=MAX_INT) or None
 
 
 def _parse_leaf_block(fields: Fields) -> LeafBlock:

@@ -203,7 +203,7 @@ class ChainClient(NodeHttp):
             start = reading.next_height
             end = min(start + reading.window, to_height)
             try:
-                page = await self._get(
+                blocks, next_height = await self._get(
                     f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/leaves",
                     parse_leaves,
                     params={"from_height": str(start), "to_height": str(end)},
@@ -214,18 +214,18 @@ class ChainClient(NodeHttp):
                     raise
                 reading.window = (end - start) // 2
                 continue
-            size = sum(len(block.leaves) for block in page.blocks) // 32
+            size = sum(len(block.leaves) for block in blocks) // 32
             reading.count += size
             if reading.count > max_count:
                 raise ChainResponseError(f"leaves: the node returned more than {max_count}")
             if size * _LEAF_BYTES < PAGE_LIMIT_BYTES // 4:
                 reading.window = min(LEAF_WINDOW_BLOCKS, 2 * reading.window + 1)
-            if any(not start <= block.height <= end for block in page.blocks):
+            if any(not start <= block.height <= end for block in blocks):
                 raise InvalidResponse("leaves: a block outside the requested range")
-            reading.blocks += [block for block in page.blocks if block.leaves]
-            if page.next_from_height is not None and page.next_from_height <= start:
+            reading.blocks += [block for block in blocks if block.leaves]
+            if next_height is not None and next_height <= start:
                 raise InvalidResponse("leaves: next_from_height does not increase")
-            reading.next_height = min(page.next_from_height or end + 1, end + 1)
+            reading.next_height = min(next_height or end + 1, end + 1)
             if anyio.current_time() >= end_at:
                 break
         return reading.next_height > to_height
