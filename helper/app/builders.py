@@ -28,7 +28,7 @@ from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.finished_rounds import FinishedRounds
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
-from helper.reveal.prover_pool import ProverPool, WorkerCommand, WorkerSpawner
+from helper.reveal.prover_pool import ProverPool, WorkerSpawner
 from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
@@ -116,13 +116,8 @@ def build_chain(host: Host, nodes: Sequence[Node] | None) -> Chain:
     return Chain(node_pool, rounds, trees, sync)
 
 
-def build_provers(host: Host, command: WorkerCommand, spawn: WorkerSpawner) -> Provers:
-    """Build the prover pool.
-
-    Args:
-        host: this host.
-        command: the command line of a worker.
-        spawn: starts a worker.
+def build_provers(host: Host, spawn: WorkerSpawner) -> Provers:
+    """Build the prover pool. `spawn` starts a worker.
 
     Raises:
         ReleaseError: the native module is not that of a signed release, although [prover] require_verified is set.
@@ -140,7 +135,6 @@ def build_provers(host: Host, command: WorkerCommand, spawn: WorkerSpawner) -> P
         clock=host.clock,
         nice=settings.nice,
         timeout=settings.timeout_seconds,
-        command=command,
         spawn=spawn,
         check_start=_create_native_module_check(host.config) if settings.require_verified else None,
     )

@@ -36,7 +36,7 @@ from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import ServiceState
 from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.operator_json import RoundState
 from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
@@ -63,7 +63,6 @@ class Service:
         clock: the clock; the system's if None.
         store: the queue; None opens the configured database.
         nodes: the chain's nodes; None connects to the configured ones.
-        prover_command: the command line of a prover worker.
         spawn_worker: starts a prover worker.
         share_checks: validates shares.
 
@@ -78,7 +77,6 @@ class Service:
         clock: Clock | None = None,
         store: Store | None = None,
         nodes: Sequence[Node] | None = None,
-        prover_command: WorkerCommand = DEFAULT_COMMAND,
         spawn_worker: WorkerSpawner = WorkerProcess.spawn,
         share_checks: Checks = known_circuits,
     ) -> None:
@@ -87,7 +85,7 @@ class Service:
         _, self.clock, self.stats, self.role, self.store, self.lease = host
         chain = build_chain(host, nodes)
         self.node_pool, self.round_registry, self.tree_sync, self.chain_sync = chain
-        provers = build_provers(host, prover_command, spawn_worker)
+        provers = build_provers(host, spawn_worker)
         self.circuit_choice, self.prover_pool, self.proof_times = provers
         self.new_database: str | None = None
         self._new_block = asyncio.Event()

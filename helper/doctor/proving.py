@@ -12,7 +12,7 @@ from helper.clock import Clock
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
 from helper.observability.service_state import ServiceState
-from helper.reveal.prover_pool import DEFAULT_COMMAND, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 
 MEASURE_SECONDS: Final = 120.0
 """Time limit in seconds for one step of a measurement: the keys and a proof of each worker."""
@@ -77,7 +77,7 @@ async def measure_proof_seconds(
 
 async def _start_worker(spawn: WorkerSpawner) -> WorkerProcess:
     try:
-        return await spawn(DEFAULT_COMMAND, threads=1)
+        return await spawn(threads=1)
     except OSError as error:
         raise ProverError(f"prover could not be started: {error.strerror}") from None
 

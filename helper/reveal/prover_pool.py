@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("helper.reveal")
 
-WorkerCommand = Sequence[str]
-"""The program and arguments that start a worker."""
-
-
 MAX_FRAME_BYTES = 1 << 20
 """Maximum size of a reply in bytes; real ones have about 10 kB (a proof)."""
 WAIT_SLICE_SECONDS = 1.0
@@ -53,7 +49,7 @@ ROOTS_KEPT = 10_000
 """Maximum number of recent proofs whose roots are in memory."""
 RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
-DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover_worker")
+_WORKER_COMMAND = (sys.executable, "-m", "helper.reveal.prover_worker")
 
 
 class WorkerProcess:
@@ -67,7 +63,7 @@ class WorkerProcess:
         self._output = process.stdout
 
     @classmethod
-    async def spawn(cls, command: WorkerCommand, *, threads: int) -> WorkerProcess:
+    async def spawn(cls, *, threads: int, command: Sequence[str] = _WORKER_COMMAND) -> WorkerProcess:
         """Start a worker whose proofs use `threads` threads."""
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -189,7 +185,6 @@ class ProverPool:
         clock: Clock,
         nice: int = 10,
         timeout: float = 0.0,
-        command: WorkerCommand = DEFAULT_COMMAND,
         spawn: WorkerSpawner = WorkerProcess.spawn,
         check_start: Callable[[], None] | None = None,
     ) -> None:
@@ -198,7 +193,6 @@ class ProverPool:
         self._clock = clock
         self._nice = nice
         self._timeout = timeout
-        self._command = tuple(command)
         self._spawn = spawn
         self._check_start = check_start
         self._queue: asyncio.PriorityQueue[_QueuedTask] = asyncio.PriorityQueue()
@@ -345,7 +339,7 @@ class ProverPool:
         try:
             if self._check_start is not None:
                 await asyncio.to_thread(self._check_start)
-            process = await self._spawn(self._command, threads=self._threads())
+            process = await self._spawn(threads=self._threads())
         except (OSError, HelperError) as error:
             log.error("prover_start_failed", slot=slot, reason=str(error))
             return is_ready

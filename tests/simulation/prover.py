@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 import proofs
@@ -42,7 +42,7 @@ class SimProvers:
         self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, fault: None
         self._pids = iter(range(100, 1 << 30))
 
-    async def spawn(self, command: Sequence[str], *, threads: int) -> SimWorker:
+    async def spawn(self, *, threads: int) -> SimWorker:
         await asyncio.sleep(0)
         if self.fault is ProverFault.NO_START and self.rng.random() < 0.7:
             raise OSError("cannot allocate memory")

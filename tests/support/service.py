@@ -23,7 +23,7 @@ from helper.app.startup import run_service
 from helper.chain.rest_client import ChainClient
 from helper.config.loader import load
 from helper.observability.log_config import configure
-from helper.reveal.prover_pool import ProverPool
+from helper.reveal.prover_pool import ProverPool, WorkerProcess
 from helper.store.shares import EnqueueOperation
 from helper.store.sqlite.store import SqliteStore
 
@@ -78,7 +78,7 @@ def main() -> None:
         partial.write_text(json.dumps({"url": url, "socket": str(config.socket_path)}))
         partial.replace(options.ready_file)
 
-    service = Service(config, prover_command=WORKER_COMMAND)
+    service = Service(config, spawn_worker=functools.partial(WorkerProcess.spawn, command=WORKER_COMMAND))
     uvloop.run(run_service(service, on_started=started))
 
 

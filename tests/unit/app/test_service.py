@@ -6,6 +6,7 @@ import asyncio
 import math
 import sqlite3
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from helper.chain.node_pool import create_nodes
 from helper.config.sections import Config
 from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
+from helper.reveal.prover_pool import WorkerProcess
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.wallet_routes import create_wallet_edge
 from helper.store import blocks
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.anyio
 
 PATIENCE_SECONDS = 20.0
 STATUS_PATH = "/shielded-vote/v1/status"
+no_worker = partial(WorkerProcess.spawn, command=("false",))
 
 
 class ServiceHarness:
@@ -47,7 +50,7 @@ class ServiceHarness:
         self.network = FakeNetwork(node=self.node)
         config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
         nodes = create_nodes([f"http://{name}:1317" for name in ("node", *others)], transport=self.network)
-        self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))
+        self.service = Service(config, clock=self.clock, nodes=nodes, spawn_worker=no_worker)
 
     async def poll(self, seconds: float = 1.0) -> None:
         self.clock.advance(seconds)
@@ -469,15 +472,15 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
     config = Config.model_validate(
         {"helper": {"db_path": str(tmp_path / "q.db")}, "chain": {"endpoints": ["http://node:1"]}, "prover": prover}
     )
-    Service(config, prover_command=("false",))
+    Service(config, spawn_worker=no_worker)
 
     release.manifest.write_text(release.manifest.read_text().replace(native.name, "_native.other.so"))
     write_sums(release.manifest.parent)
     with pytest.raises(ReleaseError, match="not a signature"):
-        Service(config, prover_command=("false",))
+        Service(config, spawn_worker=no_worker)
     sign_sums(release.manifest.parent, release.key)
     with pytest.raises(ReleaseError, match=r"_native.*does not match the signed release"):
-        Service(config, prover_command=("false",))
+        Service(config, spawn_worker=no_worker)
 
 
 async def test_damaged_index_is_reported_until_the_next_start(harness: ServiceHarness, tmp_path: Path) -> None:

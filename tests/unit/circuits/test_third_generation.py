@@ -7,6 +7,7 @@ import json
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
-from helper.reveal.prover_pool import ProverPool
+from helper.reveal.prover_pool import ProverPool, WorkerProcess
 from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store import blocks, rounds
 from helper.store.action_models import ExportedShare
@@ -66,7 +67,7 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
         circuits=(NAME,),
         clock=SystemClock(),
         nice=0,
-        command=(sys.executable, "-m", "tests.support.hidden_choice"),
+        spawn=partial(WorkerProcess.spawn, command=(sys.executable, "-m", "tests.support.hidden_choice")),
     )
     running = asyncio.create_task(pool.run())
     await asyncio.sleep(0)

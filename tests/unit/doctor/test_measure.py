@@ -6,7 +6,7 @@ import pytest
 
 from helper.doctor.proving import MEASURED_PROOFS, measure_proof_seconds
 from helper.errors import ProverCrashed, ProverError
-from helper.reveal.prover_pool import WorkerCommand, WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 from helper.reveal.prover_worker import Frame
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ class ScriptedWorker(WorkerProcess):
 def spawn_each(workers: list[ScriptedWorker]) -> WorkerSpawner:
     waiting = iter(workers)
 
-    async def spawn(command: WorkerCommand, *, threads: int) -> WorkerProcess:
+    async def spawn(*, threads: int) -> WorkerProcess:
         assert threads == 1
         worker = next(waiting, None)
         if worker is None:

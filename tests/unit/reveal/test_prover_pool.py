@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from helper.errors import (
     StoreError,
 )
 from helper.reveal import prover_pool as pool_module
-from helper.reveal.prover_pool import Proof, ProverPool, WorkerCommand, WorkerProcess
+from helper.reveal.prover_pool import Proof, ProverPool, WorkerProcess
 from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share
 from tests.support.tasks import running
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
+spawn_stand_in = partial(WorkerProcess.spawn, command=COMMAND)
 
 
 async def make_proof(pool: ProverPool, proposal_id: int = 1) -> Proof:
@@ -43,7 +45,7 @@ async def make_proof(pool: ProverPool, proposal_id: int = 1) -> Proof:
 
 
 def create_pool(**settings: Any) -> ProverPool:
-    usual: dict[str, Any] = {"workers": 1, "circuits": ("k10", "k11"), "clock": SystemClock(), "command": COMMAND}
+    usual: dict[str, Any] = {"workers": 1, "circuits": ("k10", "k11"), "clock": SystemClock(), "spawn": spawn_stand_in}
     return ProverPool(**{**usual, **settings})
 
 
@@ -80,7 +82,7 @@ async def wait_until_exited(pid: int) -> None:
 
 
 async def test_reply_longer_than_the_limit_is_refused() -> None:
-    worker = await WorkerProcess.spawn(("cat", "/dev/zero"), threads=1)
+    worker = await WorkerProcess.spawn(threads=1, command=("cat", "/dev/zero"))
     try:
         with pytest.raises(ProverCrashed, match="LimitOverrunError"):
             await worker.exchange({"op": "prove"}, 60.0)
@@ -120,10 +122,10 @@ async def test_other_workers_start_once_the_first_is_ready(
     monkeypatch.setattr(pool_module, "FIRST_WORKER_SECONDS", wait_seconds)
     may_start, starts = asyncio.Event(), asyncio.Queue[int]()
 
-    async def spawn(command: WorkerCommand, *, threads: int) -> WorkerProcess:
+    async def spawn(*, threads: int) -> WorkerProcess:
         starts.put_nowait(threads)
         await may_start.wait()
-        return await WorkerProcess.spawn(command, threads=threads)
+        return await spawn_stand_in(threads=threads)
 
     async with run_pool(is_warm=False, workers=2, circuits=("k10",), spawn=spawn) as pool:
         await starts.get()
@@ -184,7 +186,7 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
 async def test_time_for_which_the_service_was_stopped_is_not_time_of_the_prover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = await WorkerProcess.spawn(("cat",), threads=1)  # replies with the request
+    worker = await WorkerProcess.spawn(threads=1, command=("cat",))  # replies with the request
     try:
         os.kill(worker.pid, signal.SIGSTOP)
         exchange = asyncio.create_task(worker.exchange({"op": "prove"}, 60.0))
@@ -252,14 +254,15 @@ async def test_start_with_other_key_fingerprint_is_refused(monkeypatch: pytest.M
 
 async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
     program = tmp_path / "worker"
-    async with run_pool(is_warm=False, circuits=("k10",), command=(str(program),)) as pool:
+    spawn = partial(WorkerProcess.spawn, command=(str(program),))
+    async with run_pool(is_warm=False, circuits=("k10",), spawn=spawn) as pool:
         with capture_logs() as logs:
             while not any(entry["event"] == "prover_start_failed" for entry in logs):
                 await asyncio.sleep(0)
-        partial = tmp_path / "partial"
-        partial.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
-        partial.chmod(0o755)
-        partial.replace(program)
+        unfinished = tmp_path / "unfinished"
+        unfinished.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
+        unfinished.chmod(0o755)
+        unfinished.replace(program)
         await wait_ready(pool)
         assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
 
@@ -281,7 +284,7 @@ class SlowSelfTestWorker(WorkerProcess):
         self.requests: asyncio.Queue[tuple[str, list[str]]] = asyncio.Queue()
         self.key_errors: list[Exception] = []
 
-    async def spawn_instead(self, command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+    async def spawn_instead(self, *, threads: int) -> SlowSelfTestWorker:
         """Return this worker in place of a process."""
         return self
 
@@ -348,7 +351,7 @@ async def test_job_of_other_circuit_begins_once_its_keys_are_loaded(errors: list
 
 
 async def test_worker_whose_native_module_is_not_verified_is_not_started() -> None:
-    spawned: list[WorkerCommand] = []
+    spawned: list[int] = []
     checks = iter([ReleaseError("does not match the signed release"), None])
     refused = asyncio.Event()
 
@@ -359,9 +362,9 @@ async def test_worker_whose_native_module_is_not_verified_is_not_started() -> No
             loop.call_soon_threadsafe(refused.set)
             raise problem
 
-    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+    async def spawn(*, threads: int) -> SlowSelfTestWorker:
         assert refused.is_set()
-        spawned.append(command)
+        spawned.append(threads)
         return SlowSelfTestWorker()
 
     loop = asyncio.get_running_loop()
@@ -377,10 +380,9 @@ SERVICE_SCRIPT = """
 import asyncio, sys
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-from helper.clock import SystemClock
-from helper.reveal.prover_pool import ProverPool
+from tests.unit.reveal.test_prover_pool import create_pool
 async def main():
-    pool = ProverPool(workers=2, circuits=("k10",), clock=SystemClock(), command={command!r})
+    pool = create_pool(workers=2, circuits=("k10",))
     runner = asyncio.create_task(pool.run())
     await asyncio.sleep(0)
     while len(pool.pids) < 2:
@@ -393,9 +395,7 @@ asyncio.run(main())
 
 
 async def test_workers_end_when_service_is_killed() -> None:
-    service = subprocess.Popen(
-        [sys.executable, "-c", SERVICE_SCRIPT.format(command=COMMAND)], stdout=subprocess.PIPE, text=True
-    )
+    service = subprocess.Popen([sys.executable, "-c", SERVICE_SCRIPT], stdout=subprocess.PIPE, text=True)
     try:
         assert service.stdout is not None
         pids = [int(pid) for pid in service.stdout.readline().split()]
