@@ -107,7 +107,6 @@ def agreed_round(said: Mapping[str, Said[Round]], needed: int, *, known: RoundFa
 
     Args:
         said: each node's newest listing of the round; nodes that do not list it are absent.
-        needed: see `needed_nodes`.
         known: what was agreed before; `RoundFacts()` at the first listing.
         height: the agreed height now.
     """

@@ -290,7 +290,6 @@ class ChainLookups:
         """The reveal that spent a nullifier, None if there is none. No index is searched, as it can have gaps.
 
         Args:
-            round_ids: the rounds of which it may be.
             nullifier: 32 bytes; never sent to a node.
             heights: the blocks to search; by default, all since the rounds were created, the newest first.
 

@@ -175,7 +175,6 @@ class RoundList:
     """The chain's rounds.
 
     Attributes:
-        rounds: the valid rounds.
         invalid: why each invalid round is invalid, by round id.
         unknown_status: which statuses this version does not know, by round id.
     """

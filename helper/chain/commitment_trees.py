@@ -133,9 +133,7 @@ class RoundTree:
         readings: leaves of nodes that are not complete yet, by node and whether they are for a new fork.
         trunk_counts: number of leaves that each node added to the trunk and that are not agreed, at most.
         anchors: recent agreed roots, by height.
-        stored_leaves: number of stored leaves.
         stored_height: the height up to which leaves are stored.
-        stored_subtrees: number of stored complete subtrees.
     """
 
     trunk: Branch
@@ -294,7 +292,6 @@ class _Knowledge(NamedTuple):
     """What is known of a round and its tree at one moment.
 
     Attributes:
-        round: the round.
         agreed: the newest agreed root.
         roots: the newest roots that nodes serve.
         size: the number of leaves of the largest tree.
@@ -370,8 +367,6 @@ class CommitmentTreeSync:
         one may be false.
 
         Args:
-            round_id: the round.
-            position: the leaf's position.
             get_leaf: computes the leaf; called if no agreed root covers the position.
             previous: the root of the share's last proof, with its height, as far as it is known.
         """
@@ -429,9 +424,7 @@ class CommitmentTreeSync:
         It sends no request: a request caused by a share would reveal its arrival to the node.
 
         Args:
-            round_id: the share's round.
             position: the position of its leaf. A tree that does not cover it is no news.
-            timeout: maximum seconds.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = _Waiter(round_id, position, self._read_knowledge(round_id))
@@ -648,7 +641,6 @@ async def _save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
 
 
 def _truncate(tree: CommitmentTree, size: int) -> CommitmentTree:
-    """A tree of the first `size` leaves."""
     leaves = b"".join(tree.leaf(position) for position in range(size))
     subtrees = b"".join(tree.subtree(index) for index in range(size // SUBTREE_LEAVES))
     return CommitmentTree.restore(leaves, subtrees)

@@ -68,7 +68,6 @@ class _Deferral:
         since: time of the first attempt.
         retry_at: time of the next attempt.
         is_disputed: whether nodes reported different reveals at the last attempt.
-        reason: why it could not be read.
     """
 
     since: float

@@ -92,8 +92,6 @@ class StreamedResponse:
     """A response whose head was received and whose body is streamed. See `NodeHttp.stream`.
 
     Attributes:
-        status: HTTP status.
-        is_json: whether the content type is JSON.
         length: declared length of the body in bytes, None if not declared.
         retry_after: value of the `Retry-After` header in seconds, None without one.
     """
@@ -491,5 +489,4 @@ async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[by
 
 
 def _parse_header_number(text: str) -> int | None:
-    """Parse a header as a non-negative integer, None if it is not one."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None

@@ -490,7 +490,6 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Use the chain id that enough nodes report."""
         ids = self._reported_chain_ids()
         self.chain_id = agreed(ids, self.needed)
         reported = self.chain_id or next(iter(ids.values()), self.reported_chain_id)
@@ -556,7 +555,6 @@ class NodePool:
 
 
 def _strip_digits(reason: str) -> str:
-    """The reason without its digits."""
     return "".join(character for character in reason if not character.isdigit())
 
 

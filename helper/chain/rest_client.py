@@ -99,10 +99,8 @@ class LeafReading:
     """The leaves of a range of heights as far as they were read.
 
     Attributes:
-        first: the first height.
         next_height: the first height that was not read.
         window: span of the next request, in blocks.
-        count: number of leaves.
     """
 
     first: int

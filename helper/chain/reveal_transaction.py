@@ -63,7 +63,6 @@ class RevealMessage:
     Attributes:
         nullifier: 32 bytes.
         enc_share: the ciphertexts, encoded by the circuit generation.
-        proof: the zero-knowledge proof.
         round_id: 32 bytes.
         anchor_height: height of the tree root against which the proof was made.
     """

@@ -462,7 +462,6 @@ class RoundRegistry:
         self.is_synced = self.is_synced or len(self._said) >= self._node_pool.needed
 
     async def _ask(self, node: Node) -> _Statement:
-        """Request a node's rounds."""
         head = node.health.head
         listed = await node.client.rounds()
         statement = self._said[node.name] = _Statement(
@@ -630,7 +629,6 @@ class RoundRegistry:
         return record
 
     def _sort(self) -> None:
-        """Update the list of stored rounds."""
         stored = [record for record in self._records.values() if record.is_stored]
         self._stored = sorted(stored, key=lambda record: (record.facts.created_at_height or 0, record.round_id))
         self._held = [record for record in self._held if record.agreed is None and not record.is_purged]
@@ -677,7 +675,6 @@ def _differs(name: str, listed: Round, facts: RoundFacts) -> bool:
 
 
 def _describe_value(name: str, value: RoundStatus | int | tuple[Proposal, ...]) -> str:
-    """Describe a field and its value for messages."""
     if isinstance(value, tuple):
         return f"{len(value) or 'no'} {name}"
     return f"{name} {value.name if isinstance(value, RoundStatus) else value}"

@@ -96,8 +96,6 @@ class RpcClient(NodeHttp):
 
 
 class _RpcError(InvalidResponse):
-    """The RPC returned an error."""
-
     def __init__(self, source: str, data: str) -> None:
         super().__init__(f"{source}: {data}")
         self.data = data

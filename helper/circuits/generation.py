@@ -125,12 +125,7 @@ class CircuitGeneration(ABC):
 
     @abstractmethod
     def create_job(self, share: Share, path: bytes) -> Job:
-        """Return the witness of a proof.
-
-        Args:
-            share: the share.
-            path: the 24 siblings of its leaf, leaf level first.
-        """
+        """Return the witness of a proof. `path` has the 24 siblings of the share's leaf, leaf level first."""
 
     # ------------------------------------------------------------------ in a prover worker
 

@@ -187,7 +187,6 @@ def is_at_risk(end: float, waiting: int, chain_time: float, pace: ProofPace) -> 
         end: the round's end, in Unix seconds.
         waiting: its shares that are not begun, due or not.
         chain_time: time of the newest block, in Unix seconds.
-        pace: the measured pace.
     """
     work_seconds = waiting / pace.shares_per_second + pace.proof_seconds if waiting else 0.0
     return 0 <= end - chain_time - work_seconds < RESERVE_SECONDS + RESERVE_FRACTION * work_seconds
@@ -221,13 +220,9 @@ class RoundTurns:
         3. The other rounds take turns.
 
         Args:
-            queues: the rounds with due shares.
-            limit: maximum number of shares.
             first_limit: maximum number if those above `limit` have priority; not below `limit`.
             now: Unix seconds.
             chain_time: time of the newest block, in Unix seconds.
-            pace: the measured pace.
-            limits: from which lateness a round is overdue.
         """
         selected: list[tuple[DueShare, bool]] = []
         ready = [queue for queue in queues if queue.shares]

@@ -74,9 +74,6 @@ def fraction_due(distribution: Distribution, time: float, start: int, end: int, 
     is the beginning of the last-moment window. The result is the mean over all votes, in closed form.
 
     Args:
-        distribution: how the voters vote.
-        time: Unix seconds.
-        start: beginning of the round.
         end: its `vote_end_time`, after `start`.
         at_once: fraction of the shares that wallets send without a delay: the first one of a voter and round.
     """
@@ -212,8 +209,6 @@ class DrainResult:
 
 @dataclass(slots=True)
 class _Progress:
-    """Simulated state of a round."""
-
     work: RoundWork
     left: float = 0.0
     done_at: float = 0.0
@@ -314,7 +309,6 @@ class RoundSize:
     """Size of a round.
 
     Attributes:
-        voters: number of voters.
         proposals: number of proposals, all of which each voter votes on.
         helpers: number of helpers that wallets know.
         bundles: number of bundles of notes per voter. Each casts its own vote on each proposal.
@@ -378,7 +372,6 @@ def make_plan(size: RoundSize, rate: ProofRate) -> RoundPlan:
     A share counts as revealed one proof and one block after its turn, because it is confirmed by the next block.
 
     Args:
-        size: size of the round.
         rate: of this helper, with one prover per core. `seconds_per_proof` is not None.
     """
     latency = (rate.seconds_per_proof or 0.0) + rate.block_seconds

@@ -38,12 +38,7 @@ class RecentKeys:
         self._seen_at: OrderedDict[Hashable, float] = OrderedDict()
 
     def remember(self, key: Hashable, monotonic: float) -> bool:
-        """Record a key. Returns whether it was not remembered yet.
-
-        Args:
-            key: identifies the event.
-            monotonic: the monotonic time in seconds.
-        """
+        """Record a key at a monotonic time. Returns whether it was not remembered yet."""
         before = self._seen_at.pop(key, None)
         self._seen_at[key] = monotonic
         while len(self._seen_at) > self._max_keys or monotonic - next(iter(self._seen_at.values())) > self._seconds:

@@ -63,7 +63,6 @@ class Refusal:
     """A response to a request that may pass later.
 
     Attributes:
-        status: HTTP status.
         text: error text without any value of the request.
     """
 
@@ -80,7 +79,6 @@ class TemporaryRefusal(HelperError):
     """A request was refused that may pass later; `find_refusal` has the response.
 
     Attributes:
-        situation: why it was refused.
         details: values for the placeholders of the situation's text.
         headers: additional headers of the response.
     """
@@ -98,7 +96,6 @@ def find_refusal(situation: Situation, *details: object, names_attempt: bool) ->
     """Look up the response to a request.
 
     Args:
-        situation: why the request is refused.
         details: values for the placeholders of the situation's text.
         names_attempt: whether the request has an `attempt_token`.
     """
@@ -163,7 +160,6 @@ class PauseReason:
     """Reason of a pause; `str` returns its text.
 
     Attributes:
-        cause: the cause.
         details: values for the placeholders of the cause's text.
     """
 

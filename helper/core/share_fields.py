@@ -211,13 +211,7 @@ Field = ValueField | ObjectField
 
 
 class ShareField(NamedTuple):
-    """A field of a share.
-
-    Attributes:
-        name: the attribute.
-        json_name: its name in JSON, as in errors: `enc_share.c1`.
-        type: its type.
-    """
+    """A field of a share. Its name in JSON is that in errors: `enc_share.c1`."""
 
     name: str
     json_name: str

@@ -32,7 +32,6 @@ def format_time(seconds: float, *, local: bool = False) -> str:
     A time that the calendar cannot represent is returned as a number.
 
     Args:
-        seconds: Unix seconds.
         local: use this machine's time zone instead of UTC, and append its name.
     """
     try:

@@ -134,7 +134,6 @@ class _View(NamedTuple):
     """What is known of a share's round and leaf, read once.
 
     Attributes:
-        round: the round.
         has_leaf: whether the share's leaf is at its position, as far as it is agreed there.
         has_other_leaf: whether another leaf is agreed at its position.
         pause: why no share of the round can be accepted now.
@@ -158,11 +157,6 @@ class AdmissionController:
     """Validates and enqueues shares.
 
     Args:
-        store: stores accepted shares.
-        rounds: the round registry.
-        trees: the rounds' commitment trees and their scheduled syncs.
-        validator: parses bodies and validates encodings and hashes.
-        clock: source of arrival times.
         wake: called with the due time (Unix seconds) of each new share, after it is on disk.
         get_pause_reason: why no share can be accepted now, or None.
         get_round_pause_reason: why no share of this round can be accepted now, or None.
@@ -204,7 +198,6 @@ class AdmissionController:
         """Parse, validate and enqueue a posted share.
 
         Args:
-            body: the request's JSON body.
             wait_seconds: for how long the first request for the share may wait (`longest_wait`).
             has_left: whether the client has disconnected; its body is then not validated.
 
@@ -335,7 +328,6 @@ class AdmissionController:
 def _find_choice_refusal(
     share: Share, chain_round: Round, *, are_agreed: bool
 ) -> ShareRefused | TemporaryRefusal | None:
-    """Why a share does not fit the round's proposals, None if it does."""
     options = next((proposal.options for proposal in chain_round.proposals if proposal.id == share.proposal_id), None)
     unknown = InvalidChoice("proposal_id", "is not a proposal of the round")
     error = unknown if options is None else share.find_choice_error(options)

@@ -55,7 +55,6 @@ class CheckedShare:
     """A share whose encodings and hashes are valid.
 
     Attributes:
-        share: the share as posted.
         vote_commitment: the expected leaf at its tree position, 32 bytes.
         nullifier: the nullifier that its reveal publishes, 32 bytes.
     """
@@ -87,19 +86,13 @@ def checked_share(result: Result) -> CheckedShare:
 
 @dataclass(frozen=True, slots=True)
 class _PendingBody:
-    """A body that waits for its batch."""
-
     body: bytes = field(repr=False)
     has_left: Callable[[], bool]
     result: asyncio.Future[Result | None]
 
 
 class ShareValidator:
-    """Parses and validates posted shares.
-
-    Args:
-        checks: the validation; `helper.circuits.known_circuits`.
-    """
+    """Parses and validates posted shares."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
@@ -110,10 +103,6 @@ class ShareValidator:
 
     async def validate_body(self, body: bytes, has_left: Callable[[], bool] = lambda: False) -> CheckedShare:
         """Parse and validate a request's body.
-
-        Args:
-            body: the request's body.
-            has_left: whether the client has disconnected.
 
         Raises:
             PayloadError: the body is not a valid share.

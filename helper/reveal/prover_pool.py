@@ -319,7 +319,6 @@ class ProverPool:
         return reply
 
     async def _run_slot(self, slot: int) -> None:
-        """Run one worker after another."""
         failures = 0
         if slot > 0:
             # Due shares wait for the keys of one worker only. It creates them with all cores.

@@ -85,7 +85,6 @@ class ProcessFacts(NamedTuple):
     """What this process knows. Times without a unit are monotonic.
 
     Attributes:
-        now: the time.
         now_ms: Unix milliseconds.
         head: the height of the nodes in sync; None while no node is usable.
         agreed: the greatest height that enough of the configured nodes have reached, 0 before the first.
@@ -254,7 +253,6 @@ class SendState:
 
     Attributes:
         fence: fencing token under which a task read the share's message; None if no task is sending the share.
-        first_sent_at: time of the first send.
         message_sent_at: time of the first send of the newest message.
         ended_at: time at which the last send ended. For a call without a response: when its last byte was written.
         sent_at: time of the last send to each node, by node name.

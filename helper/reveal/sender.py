@@ -416,7 +416,6 @@ class Sender:
     # ---------------------------------------------------------------- outcomes
 
     async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
-        """Record the outcome of the latest send, and handle it."""
         was_held = node.penalty.hold_seconds > 0
         node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
         if outcome.verdict in MESSAGE_REFUSALS and not self._serves_root(node, reveal):
@@ -448,7 +447,6 @@ class Sender:
         await self._store.run(messages.record_outcome, reveal.share_id, outcome=verdict.name, decide_height=height)
 
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
-        """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
             self._circuits.record_accepted(reveal.prepared.circuit, node.name)
         elif outcome.verdict not in MESSAGE_REFUSALS:
