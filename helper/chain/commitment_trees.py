@@ -159,12 +159,13 @@ class RoundTree:
 
     def count_unagreed(self, node: str) -> int:
         """Number of a node's leaves that are not agreed: those in the trunk or in its fork, and those being read."""
-        in_fork = len(self.forks[node].tree) - self._agreed_size if node in self.forks else 0
+        in_fork = len(self.forks[node].tree) - self.agreed_size if node in self.forks else 0
         unfinished = sum(reading.count for (name, _), reading in self.readings.items() if name == node)
         return max(self.trunk_counts[node], in_fork) + unfinished
 
     @property
-    def _agreed_size(self) -> int:
+    def agreed_size(self) -> int:
+        """Number of agreed leaves."""
         return 0 if self.agreed is None else self.agreed.size
 
     async def follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
@@ -195,7 +196,7 @@ class RoundTree:
                 if known is self.trunk:
                     self.forks.pop(name, None)
                 return True
-        size = self._agreed_size
+        size = self.agreed_size
         if self.agreed is not None and (state.size <= size or state.height <= self.agreed.height):
             raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
         # Leaves that take several syncs are not read again because another node has added leaves to the trunk since.
@@ -224,7 +225,7 @@ class RoundTree:
     ) -> bool:
         """Read a node's leaves, and append them to a branch once they are complete. Returns whether they are."""
         max_count, is_trunk = state.size - len(branch.tree), branch is self.trunk
-        unagreed = self.trunk_counts[client.name] + max_count if is_trunk else state.size - self._agreed_size
+        unagreed = self.trunk_counts[client.name] + max_count if is_trunk else state.size - self.agreed_size
         if unagreed > limits.leaves:
             raise ChainResponseError(f"tree: more than {MAX_UNAGREED_LEAVES} leaves that no other node reports")
         key = client.name, branch is not self.branch_of(client.name)
@@ -331,8 +332,8 @@ class CommitmentTreeSync:
 
     def anchor(self, round_id: bytes) -> Anchor | None:
         """The newest root of a round's trunk, agreed or not, or else that of a fork; None before the first."""
-        branches = self._trees[round_id].branches if round_id in self._trees else ()
-        return next((branch.newest for branch in branches if branch.newest is not None), None)
+        newest = (branch.newest for branch in self._find(round_id).branches)
+        return next((anchor for anchor in newest if anchor is not None), None)
 
     def size(self, round_id: bytes) -> int:
         """Number of leaves of a round that a node has confirmed since the start."""
@@ -341,22 +342,17 @@ class CommitmentTreeSync:
 
     def last_size(self, round_id: bytes) -> int:
         """Last known number of leaves of a round, from the store if none is confirmed since the start."""
-        round_tree = self._trees.get(round_id)
-        return self.size(round_id) or (round_tree.stored_leaves if round_tree else 0)
+        return self.size(round_id) or self._find(round_id).stored_leaves
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         """An agreed leaf, None if there is none at this position."""
-        round_tree = self._trees.get(round_id)
-        if round_tree is None or round_tree.agreed is None or not 0 <= position < round_tree.agreed.size:
-            return None
-        return round_tree.trunk.tree.leaf(position)
+        round_tree = self._find(round_id)
+        return round_tree.trunk.tree.leaf(position) if 0 <= position < round_tree.agreed_size else None
 
     def stored_leaf(self, round_id: bytes, position: int) -> bytes | None:
         """A leaf that was agreed before the last start, None if there is none at this position."""
-        round_tree = self._trees.get(round_id)
-        if round_tree is None or not 0 <= position < round_tree.stored_leaves:
-            return None
-        return round_tree.trunk.tree.leaf(position)
+        round_tree = self._find(round_id)
+        return round_tree.trunk.tree.leaf(position) if 0 <= position < round_tree.stored_leaves else None
 
     def find_anchor(
         self, round_id: bytes, position: int, get_leaf: Callable[[], bytes], *, previous: Anchor | None = None
@@ -370,10 +366,8 @@ class CommitmentTreeSync:
             get_leaf: computes the leaf; called if no agreed root covers the position.
             previous: the root of the share's last proof, with its height, as far as it is known.
         """
-        round_tree = self._trees.get(round_id)
-        if round_tree is None:
-            return None
-        if round_tree.agreed is not None and position < round_tree.agreed.size:
+        round_tree = self._find(round_id)
+        if position < round_tree.agreed_size:
             return round_tree.agreed
         names = [name for name, state in round_tree.served.items() if position < state.size]
         leaf = get_leaf() if names else b""
@@ -385,8 +379,7 @@ class CommitmentTreeSync:
 
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         """A recent agreed root at a height, None if there is none."""
-        round_tree = self._trees.get(round_id)
-        return round_tree.anchors.get(height) if round_tree else None
+        return self._find(round_id).anchors.get(height)
 
     def serves_root(self, round_id: bytes, node: str, height: int, root: bytes) -> bool:
         """Whether a node is known to have had this root at a height; True if the round's tree is not known."""
@@ -435,9 +428,7 @@ class CommitmentTreeSync:
             del self._waiters[waiter]
 
     def _read_knowledge(self, round_id: bytes) -> _Knowledge:
-        round_tree = self._trees.get(round_id)
-        if round_tree is None:
-            return _Knowledge(self._rounds.view(round_id), None, (), 0)
+        round_tree = self._find(round_id)
         roots = tuple(round_tree.served.values())
         size = max((root.size for root in roots), default=0)
         return _Knowledge(self._rounds.view(round_id), round_tree.agreed, roots, size)
@@ -455,6 +446,10 @@ class CommitmentTreeSync:
                 future.set_result(None)
         if len(due) > WAKES_PER_ITERATION:
             asyncio.get_running_loop().call_soon(self._wake, due[WAKES_PER_ITERATION:])
+
+    def _find(self, round_id: bytes) -> RoundTree:
+        """The tree of a round; an empty one if there is none."""
+        return self._trees.get(round_id) or RoundTree(Branch(CommitmentTree(), 0))
 
     # ------------------------------------------------------------------ synchronizing
 
