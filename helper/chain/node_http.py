@@ -319,8 +319,8 @@ class NodeHttp:
         return self._send_times.limit
 
     @contextmanager
-    def _limit_time(self, seconds: float) -> Iterator[anyio.CancelScope]:
-        """Apply a total timeout to a call; raises `TimeoutError`."""
+    def _limit_time(self, seconds: float, times: ResponseTimes | None = None) -> Iterator[anyio.CancelScope]:
+        """Apply a total timeout to a call, which `times` limits further. Raises `NoResponse` for its failures."""
         started_at = anyio.current_time()
         while started_at in self._in_progress:
             started_at = math.nextafter(started_at, math.inf)
@@ -328,6 +328,11 @@ class NodeHttp:
         try:
             with anyio.fail_after(seconds) as scope:
                 yield scope
+        except (httpx.HTTPError, TimeoutError) as error:
+            no_response = _create_no_response(error, seconds if times is None else times.limit)
+            if isinstance(error, TimeoutError) and times is not None:
+                times.forget()
+            raise no_response from None
         finally:
             self._in_progress.discard(started_at)
 
@@ -342,18 +347,12 @@ class NodeHttp:
         times = ResponseTimes(self._timeout)
         if self._read_times is not None:
             times = self._read_times.setdefault(request_kind(path), times)
-        try:
-            with self._limit_time(self._timeout) as scope:
-                wait = _DataWait(scope, times.limit)
-                try:
-                    response = await self._exchange(self._reusable, request, limit, wait.note_data)
-                except _DEAD_CONNECTION_ERRORS:
-                    response = await self._exchange(self._single_use, request, limit, wait.note_data)
-        except (httpx.HTTPError, TimeoutError) as error:
-            no_response = _create_no_response(error, times.limit)
-            if isinstance(error, TimeoutError):
-                times.forget()
-            raise no_response from None
+        with self._limit_time(self._timeout, times) as scope:
+            wait = _DataWait(scope, times.limit)
+            try:
+                response = await self._exchange(self._reusable, request, limit, wait.note_data)
+            except _DEAD_CONNECTION_ERRORS:
+                response = await self._exchange(self._single_use, request, limit, wait.note_data)
         times.add(wait.longest)
         return response
 
@@ -368,11 +367,8 @@ class NodeHttp:
             "POST", path, json=body, timeout=_create_timeout(timeout), extensions=extensions
         )
         started_at = anyio.current_time()
-        try:
-            with self._limit_time(timeout):
-                response = await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES, lambda: None)
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise _create_no_response(error, timeout) from None
+        with self._limit_time(timeout):
+            response = await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES, lambda: None)
         self._send_times.add(anyio.current_time() - started_at)
         return response
 
@@ -423,14 +419,11 @@ class NodeHttp:
         request = self._single_use.request(
             method, target, content=body, headers=headers, timeout=_create_timeout(seconds)
         )
-        try:
-            with self._limit_time(seconds):
-                if method == "GET":
-                    with suppress(*_DEAD_CONNECTION_ERRORS):
-                        return await self._reusable.send(request)
-                return await self._single_use.send(request)
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise _create_no_response(error, seconds) from None
+        with self._limit_time(seconds):
+            if method == "GET":
+                with suppress(*_DEAD_CONNECTION_ERRORS):
+                    return await self._reusable.send(request)
+            return await self._single_use.send(request)
 
     async def _exchange(
         self, connections: _Connections, request: httpx.Request, limit: int, on_data: Callable[[], None]
