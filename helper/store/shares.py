@@ -23,7 +23,6 @@ from helper.store.transitions import (
     load_row,
     update_row,
 )
-from helper.store.writer_thread import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
 """Notification to hosts that a share that is due soon was enqueued."""
@@ -41,8 +40,8 @@ _CLAIMED: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
 
 
 @dataclass(slots=True, eq=False)
-class EnqueueOperation(BatchOperation[EnqueueResult]):
-    """Store a share, in place of its row if that is damaged; see `enqueue_all`.
+class EnqueueOperation:
+    """Store a share, in place of its row if that is damaged. The writer stores all that wait, with `enqueue_all`.
 
     QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
     its key is known in any state or its nullifier is spent, CLOSED if another host has closed its round; then nothing
@@ -58,10 +57,9 @@ class EnqueueOperation(BatchOperation[EnqueueResult]):
     nullifier: bytes
     now: float
 
-    @classmethod
-    def run_all(cls, tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
-        """Store the new shares; see `enqueue_all`."""
-        return enqueue_all(tx, operations)
+    def __call__(self, tx: Transaction) -> EnqueueResult:
+        """Store only this share."""
+        return enqueue_all(tx, [self])[0]
 
 
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:

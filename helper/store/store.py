@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import structlog
 
@@ -21,9 +21,10 @@ from helper.store.models import (
 )
 from helper.store.queue_reader import QueueReader
 from helper.store.rounds import LEAF_BYTES
+from helper.store.shares import EnqueueOperation
 from helper.store.table_rows import Row, read_meta_value, read_rounds
 from helper.store.transaction import RowReader, is_exclusive, read_round_key
-from helper.store.writer_thread import BatchOperation, WriterStats, WriterThread
+from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
 
@@ -79,8 +80,8 @@ class Store(QueueReader, ABC):
             StoreError: no change was stored, as far as known.
             StoreFull: the disk is full.
         """
-        if isinstance(op, BatchOperation):
-            return await self._writer.run(op)
+        if isinstance(op, EnqueueOperation):
+            return await self._writer.run(cast("Callable[[Any], T]", op))  # as it is, so that the writer recognizes it
         return await self._writer.run(lambda tx: op(tx, *args, **kwargs), is_exclusive=is_exclusive(op))
 
     async def run_batches(

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from helper.errors import StoreError
 from helper.store.models import DamagedShare
+from helper.store.shares import EnqueueOperation, enqueue_all
 from helper.store.transaction import DatabaseKeys, Transaction
 
 T = TypeVar("T")
@@ -36,28 +37,9 @@ class WriteJob:
     error: BaseException | None = None
 
 
-class BatchOperation(ABC, Generic[T]):
-    """An operation that runs more cheaply together with others of its type."""
-
-    __slots__ = ()
-
-    @classmethod
-    @abstractmethod
-    def run_all(cls, tx: Any, operations: Sequence[Self]) -> list[T]:
-        """Run the operations with the same effect as running them sequentially. An exception fails all of them.
-
-        Returns:
-            The results in the order of `operations`.
-        """
-
-    def __call__(self, tx: Any) -> T:
-        """Run only this operation."""
-        return self.run_all(tx, [self])[0]
-
-
 def split_batch(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
-    """Split a batch, preserving order, into runs of batch operations of the same type and single other jobs."""
-    for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, BatchOperation) else job):
+    """Split a batch, preserving order, into runs of posted shares, which are stored together, and single other jobs."""
+    for _, run in groupby(batch, lambda job: EnqueueOperation if isinstance(job.op, EnqueueOperation) else job):
         yield list(run)
 
 
@@ -65,17 +47,6 @@ def split_exclusive(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
     """Split a batch, preserving order, into exclusive jobs and runs of other jobs, each for one transaction."""
     for _, run in groupby(batch, lambda job: job if job.is_exclusive else None):
         yield list(run)
-
-
-def run_part(tx: Any, part: Sequence[WriteJob]) -> None:
-    """Run a part of a batch and store the results in its jobs."""
-    op: Any = part[0].op
-    if isinstance(op, BatchOperation):
-        operations: list[Any] = [job.op for job in part]
-        for job, value in zip(part, op.run_all(tx, operations), strict=True):
-            job.value = value
-    else:
-        part[0].value = op(tx)
 
 
 def deliver_results(jobs: Iterable[WriteJob]) -> None:
@@ -258,7 +229,10 @@ class WriterThread(ABC, Generic[TransactionT]):
         """
         before = self._count_changes(tx)
         try:
-            run_part(tx, part)
+            posted = [job.op for job in part if isinstance(job.op, EnqueueOperation)]
+            results = enqueue_all(tx, posted) if posted else [part[0].op(tx)]
+            for job, result in zip(part, results, strict=True):
+                job.value = result
         except Exception as error:
             if self._is_fatal(tx, error) or self._count_changes(tx) != before:
                 raise
