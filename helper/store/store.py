@@ -7,26 +7,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-import structlog
-
 from helper.core.dispatch_order import DueShare
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store import messages
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
-from helper.store.models import (
-    DamagedShare,
-    SentReveal,
-    StoredRound,
-)
+from helper.store.models import SentReveal, StoredRound
 from helper.store.queue_reader import QueueReader
 from helper.store.rounds import LEAF_BYTES
 from helper.store.shares import EnqueueOperation
 from helper.store.table_rows import Row, read_meta_value, read_rounds
 from helper.store.transaction import RowReader, is_exclusive, read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
-
-log = structlog.get_logger("helper.store")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,17 +27,6 @@ BATCH_SHARES: Final = 200
 """Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
 """Number of shares read per transaction of the background check; it takes a few milliseconds."""
-
-
-def report_damaged(share: DamagedShare) -> None:
-    """Log a row that was quarantined."""
-    log.error(
-        "damaged_share_quarantined",
-        key=share.ref,
-        reason="the row is damaged on disk",
-        advice="If a wallet posts it again, it is replaced. Other helpers of the round may still reveal it; restore a "
-        "backup to reveal it here.",
-    )
 
 
 class Store(QueueReader, ABC):

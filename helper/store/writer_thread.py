@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
+import structlog
+
 from helper.errors import StoreError
 from helper.store.models import DamagedShare
 from helper.store.shares import EnqueueOperation, enqueue_all
 from helper.store.transaction import DatabaseKeys, Transaction
+
+log = structlog.get_logger("helper.store")
 
 T = TypeVar("T")
 
@@ -79,6 +83,17 @@ def call_on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None],
         loop.call_soon_threadsafe(callback, *args)
 
 
+def report_damaged(share: DamagedShare) -> None:
+    """Log a row that was quarantined."""
+    log.error(
+        "damaged_share_quarantined",
+        key=share.ref,
+        reason="the row is damaged on disk",
+        advice="If a wallet posts it again, it is replaced. Other helpers of the round may still reveal it; restore a "
+        "backup to reveal it here.",
+    )
+
+
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
 MAX_BATCH: Final = 512
@@ -97,16 +112,12 @@ class WriterStats:
 class WriterThread(ABC, Generic[TransactionT]):
     """A thread that runs operations in batches, each batch in one transaction.
 
-    Args:
-        on_damaged: called on the event loop with each row that was quarantined.
-
     Attributes:
         stats: counters since the start.
         has_met_damage: whether an operation failed because the database is damaged, since this was last reset.
     """
 
-    def __init__(self, on_damaged: Callable[[DamagedShare], None]) -> None:
-        self._on_damaged = on_damaged
+    def __init__(self) -> None:
         self._submitted: list[WriteJob] = []
         self._jobs: queue.SimpleQueue[list[WriteJob] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -242,11 +253,11 @@ class WriterThread(ABC, Generic[TransactionT]):
             else:
                 part[0].error = self._translate(error)
 
-    def _report_damaged(self, tx: TransactionT, loop: asyncio.AbstractEventLoop) -> None:
+    def _report_damaged(self, tx: TransactionT) -> None:
         """Report the rows that a committed transaction has quarantined."""
         damaged, tx.damaged_shares = tx.damaged_shares, []
         for share in damaged:
-            call_on_loop(loop, self._on_damaged, share)
+            report_damaged(share)
 
     # ------------------------------------------------------------------ implemented by each engine
 

@@ -9,13 +9,14 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
+from unittest import mock
 
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
-from helper.store import blocks, messages
+from helper.store import blocks, messages, writer_thread
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
 from helper.store.shares import EnqueueOperation, claim_due, fail, recover, retry
 from helper.store.sqlite.store import SqliteStore
@@ -60,7 +61,8 @@ class StoreEnvironment:
         self.node = FakeNode(self.clock, height=100)
         self.endpoints: NodePool = FakeNetwork(a=self.node).create_node_pool(self.clock)
         self.reported_nullifiers: list[DamagedShare] = []
-        self.store = SqliteStore(path, clock=self.clock, on_damaged=self.reported_nullifiers.append)
+        self.store = SqliteStore(path, clock=self.clock)
+        mock.patch.object(writer_thread, "report_damaged", self.reported_nullifiers.append).start()
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.chain = FakeTree()

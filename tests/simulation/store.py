@@ -132,7 +132,7 @@ class InlineWriter(SqliteWriter):
     """The writer, driven by timers of the loop."""
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
-        super().__init__(Path("simulated"), clock, lambda share: None)
+        super().__init__(Path("simulated"), clock)
         self._disk = disk
         self._pending_jobs: list[WriteJob] = []
         self._timer: asyncio.TimerHandle | None = None

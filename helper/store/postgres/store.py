@@ -15,13 +15,12 @@ from helper.core.log_limits import LoggedProblem
 from helper.core.share import ShareKey
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
-from helper.store.models import DamagedShare
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.reader import NotificationListener, PostgresReader
 from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.row_encryption import RowEncryption
-from helper.store.store import Store, report_damaged
+from helper.store.store import Store
 from helper.store.transaction import exclusive
 
 log = structlog.get_logger("helper.store")
@@ -54,7 +53,6 @@ class PostgresStore(Store):
         clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
         proves: whether this host proves shares.
-        on_damaged: called on the event loop with each row that failed its check and was quarantined.
 
     Raises:
         StoreError: the URL, the schema or the host name is invalid.
@@ -70,14 +68,13 @@ class PostgresStore(Store):
         clock: Clock | None = None,
         lease_seconds: float = LEASE_SECONDS,
         proves: bool = False,
-        on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         settings = create_connection_settings(
             address, schema=schema, host=host, idle_seconds=lease_seconds * _IDLE_FRACTION, proves=proves
         )
         self._claims = ClaimState(host, lease_seconds)
         clock = SystemClock() if clock is None else clock
-        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, clock, on_damaged)
+        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, clock)
         self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
         self._operator_reader: PostgresReader = self._reader
         self._clock = clock

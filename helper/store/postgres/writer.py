@@ -15,7 +15,6 @@ the write-ahead log is replicated in order, that commit also confirms the earlie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,7 +24,6 @@ import structlog
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
-from helper.store.models import DamagedShare
 from helper.store.postgres.connection import (
     CONNECT_SECONDS,
     ConnectionSettings,
@@ -71,8 +69,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         keyring: the keys that the hosts share.
         claims: the claims of this host.
         store_clock: source of the times in history entries.
-        on_damaged: called on the event loop with each row that was quarantined.
-
     """
 
     def __init__(
@@ -81,9 +77,8 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         keyring: Keyring,
         claims: ClaimState,
         store_clock: Clock,
-        on_damaged: Callable[[DamagedShare], None],
     ) -> None:
-        super().__init__(on_damaged)
+        super().__init__()
         self._settings = settings
         self._keyring = keyring
         self._claims = claims
@@ -226,7 +221,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             return
         self.stats.commits += 1
         self.stats.operations += len(batch)
-        self._report_damaged(tx, batch[0].loop)
+        self._report_damaged(tx)
         tx.has_deleted_rows = False
         deliver_results(batch)
 

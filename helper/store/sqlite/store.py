@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt, StoreForeign
-from helper.store.models import DamagedShare
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
-from helper.store.store import Store, report_damaged
+from helper.store.store import Store
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of reported problems of a file."""
@@ -33,7 +31,6 @@ class SqliteStore(Store):
     Args:
         path: the database; created with mode 0600 if it does not exist.
         clock: source of the times in history entries; measures the delay of erasure.
-        on_damaged: called on the event loop with each row that failed its check and was quarantined.
         encryption: made from the key file; with a key, a new file is encrypted, and an unencrypted one is refused.
     """
 
@@ -42,13 +39,12 @@ class SqliteStore(Store):
         path: Path,
         *,
         clock: Clock | None = None,
-        on_damaged: Callable[[DamagedShare], None] = report_damaged,
         encryption: RowEncryption = UNENCRYPTED,
     ) -> None:
         clock = SystemClock() if clock is None else clock
         self._path = path
         self._encryption = encryption
-        self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged, encryption)
+        self._writer: SqliteWriter = SqliteWriter(path, clock, encryption)
         self._reader: SqliteReader = SqliteReader(path, encryption)
         self._operator_reader: SqliteReader = SqliteReader(path, encryption)
         super().__init__(self._writer, self._reader, self._operator_reader)

@@ -9,9 +9,7 @@ inserted as one operation.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,13 +17,12 @@ import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreDisplaced, StoreError
-from helper.store.models import DamagedShare
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.errors import DiskHealth, UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
-from helper.store.writer_thread import WriteJob, WriterThread, call_on_loop, deliver_results, split_batch
+from helper.store.writer_thread import WriteJob, WriterThread, deliver_results, split_batch
 
 log = structlog.get_logger("helper.store")
 
@@ -36,21 +33,14 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
     Args:
         path: the database file.
         clock: used for erasure and for times in the database.
-        on_damaged: called on the event loop with each row that was quarantined.
         encryption: made from the key file.
 
     Attributes:
         disk_health: whether the database can be written.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        clock: Clock,
-        on_damaged: Callable[[DamagedShare], None],
-        encryption: RowEncryption = UNENCRYPTED,
-    ) -> None:
-        super().__init__(on_damaged)
+    def __init__(self, path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> None:
+        super().__init__()
         self._path = path
         self._encryption = encryption
         self._clock = clock
@@ -116,7 +106,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         try:
             self._commit(opened, batch)
         except UnreadableRowError as error:
-            self._quarantine(opened.tx, batch[0].loop, error.share_id)
+            self._quarantine(opened.tx, error.share_id)
             self._process_batch(opened, batch)
             return
         except Exception as error:
@@ -131,15 +121,14 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 return
         self._deliver(opened, batch)
 
-    def _quarantine(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
+    def _quarantine(self, tx: SqliteTransaction, share_id: int) -> None:
         """Quarantine a share whose row cannot be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
         # If it was quarantined before for a failed check, replace that entry: such a row is read on confirmation.
         tx.execute("drop_damaged", (share_id,))
         tx.quarantine(share_id, UNREADABLE_SHARE)
         tx.conn.execute("COMMIT")
-        tx.damaged_shares.clear()
-        call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
+        self._report_damaged(tx)
 
     def _commit(self, opened: OpenedDatabase, batch: list[WriteJob], *, probe: bool = False) -> None:
         """Run a batch in one transaction.
@@ -193,7 +182,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         if opened.tx.has_deleted_rows:
             opened.tx.has_deleted_rows = False
             opened.eraser.record_deletion()
-        self._report_damaged(opened.tx, batch[0].loop)
+        self._report_damaged(opened.tx)
         pending = opened.eraser.is_pending
         self._jobs_awaiting_erasure += [job for job in batch if job.after_erasure and pending]
         deliver_results(job for job in batch if not (job.after_erasure and pending))

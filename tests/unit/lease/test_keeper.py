@@ -23,7 +23,6 @@ from helper.lease.s3_lease import S3Lease
 from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.store import blocks
-from helper.store.models import DamagedShare
 from helper.store.postgres.store import PostgresStore
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -275,10 +274,7 @@ def test_create_lease_for_file_uses_configured_lease(sqlite_store: SqliteStore, 
     ("role", "place", "outer"), [("sender", "auto", False), ("sender", LEASE_URL, True), ("api", LEASE_URL, False)]
 )
 def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, outer: bool, clock: FakeClock) -> None:
-    def report(damaged: DamagedShare) -> None:
-        raise AssertionError(damaged)
-
-    store = PostgresBackend(DATABASE_URL, "none").create_store(clock, report)
+    store = PostgresBackend(DATABASE_URL, "none").create_store(clock)
     settings = config(helper={"role": role}, sender={"lease": place}, store={"url": DATABASE_URL})
     created = create_lease(settings, store, clock)
     assert isinstance(created, DatabaseLease)

@@ -17,6 +17,7 @@ from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
 from helper.server.wallet_routes import create_wallet_edge
+from helper.store import writer_thread
 from helper.store.models import DamagedShare, DueBucket, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from proofs import InvalidShare
@@ -77,7 +78,9 @@ async def test_shares_refusal_names_field(client: httpx.AsyncClient, wallets: Wa
 
 
 @pytest.mark.rule("R10")
-async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Path) -> None:
+async def test_shares_post_again_replaces_damaged_row_only_if_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "queue.db"
     store = SqliteStore(path)
     await store.open()
@@ -87,7 +90,8 @@ async def test_shares_post_again_replaces_damaged_row_only_if_valid(tmp_path: Pa
     with open_closed_database(path) as conn:
         conn.execute("UPDATE shares SET witness = flip(witness, 'tree_position')")
     reported: list[DamagedShare] = []
-    store = SqliteStore(path, on_damaged=reported.append)
+    monkeypatch.setattr(writer_thread, "report_damaged", reported.append)
+    store = SqliteStore(path)
     await store.open()
     wallets = WalletApp(store)
     async with wallets.create_client() as client:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from helper.store import writer_thread
 from helper.store.models import DamagedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -22,17 +23,20 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reported() -> list[DamagedShare]:
-    return []
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[DamagedShare]:
+    """The damaged shares that stores report."""
+    shares: list[DamagedShare] = []
+    monkeypatch.setattr(writer_thread, "report_damaged", shares.append)
+    return shares
 
 
 @pytest.fixture
-async def open_sqlite_store(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[StoreOpener]:
+async def open_sqlite_store(clock: FakeClock) -> AsyncIterator[StoreOpener]:
     """Opens stores and closes them at the end: an open reader's thread would block the exit of pytest."""
     stores: list[SqliteStore] = []
 
     async def open_store(path: Path) -> SqliteStore:
-        store_ = SqliteStore(path, clock=clock, on_damaged=reported.append)
+        store_ = SqliteStore(path, clock=clock)
         await store_.open()
         stores.append(store_)
         return store_

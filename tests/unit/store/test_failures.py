@@ -144,7 +144,7 @@ async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> No
 async def test_writer_fault_is_reported_and_writer_continues(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(_tx: SqliteTransaction, _loop: object, _share_id: int) -> None:
+    def fault(_tx: SqliteTransaction, _share_id: int) -> None:
         raise RuntimeError("a fault")
 
     def unreadable(_tx: SqliteTransaction) -> None:

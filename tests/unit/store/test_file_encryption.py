@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -52,10 +52,8 @@ BOTH = make_file_encryption([NEW_KEY, OLD_KEY])
 
 
 @asynccontextmanager
-async def open_store(
-    path: Path, encryption: RowEncryption = UNENCRYPTED, report: Callable[[DamagedShare], None] = lambda _: None
-) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, encryption=encryption, on_damaged=report)
+async def open_store(path: Path, encryption: RowEncryption = UNENCRYPTED) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, encryption=encryption)
     await store.open()
     try:
         yield store
@@ -231,12 +229,13 @@ async def test_encrypting_again_makes_the_old_key_unnecessary(path: Path) -> Non
     ["CAST(x'00000000' || substr(witness, 5) AS BLOB)", "(SELECT witness FROM shares WHERE id = 2)"],
     ids=["unknown key", "of another row"],
 )
-async def test_witness_that_does_not_belong_to_its_row_is_damaged(path: Path, witness: str) -> None:
+async def test_witness_that_does_not_belong_to_its_row_is_damaged(
+    path: Path, reported: list[DamagedShare], witness: str
+) -> None:
     await fill(path, NEW, 1, 2)
     with open_closed_database(path) as conn:
         conn.execute(f"UPDATE shares SET witness = {witness} WHERE id = 1")
-    reported: list[DamagedShare] = []
-    async with open_store(path, NEW, reported.append) as store:
+    async with open_store(path, NEW) as store:
         claimed = await claim_all_due(store)
     assert [queued.nullifier for queued in claimed] == [make_posted_share(2).nullifier]
     assert len(reported) == 1

@@ -91,15 +91,13 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-async def join_host(
-    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
-) -> AsyncIterator[JoinHost]:
+async def join_host(backend: PostgresBackend, clock: FakeClock) -> AsyncIterator[JoinHost]:
     """Opens the store of a host with this name."""
     stores: list[PostgresStore] = []
 
     async def open_host(host: str) -> PostgresStore:
         # Long enough that no lease expires on a busy machine; tests expire them by hand.
-        store_ = backend.create_store(clock, reported.append, host=host, lease=600)
+        store_ = backend.create_store(clock, host=host, lease=600)
         await store_.open()
         stores.append(store_)
         return store_
@@ -354,11 +352,9 @@ async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost
     assert await host_a.run(mark_sending, share, height=3, endpoint="node")
 
 
-async def test_notifications_reach_all_hosts(
-    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare], join_host: JoinHost
-) -> None:
+async def test_notifications_reach_all_hosts(backend: PostgresBackend, clock: FakeClock, join_host: JoinHost) -> None:
     received: list[str] = []
-    listening = backend.create_store(clock, reported.append, host="listener")
+    listening = backend.create_store(clock, host="listener")
     listening.listen(received.append)
     await listening.open()
 
@@ -546,7 +542,7 @@ async def test_host_stopped_in_transaction_does_not_block_others(
         stopped.set()
         resume.wait(TIMEOUT_SECONDS)
 
-    host_a = backend.create_store(clock, print, host="one", lease=1.0)
+    host_a = backend.create_store(clock, host="one", lease=1.0)
     await host_a.open()
     try:
         await enqueue_shares(host_a, 1)
@@ -589,10 +585,8 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     assert backend.query_rows("SELECT * FROM claims") == [before]
 
 
-async def test_live_host_renews_its_claims(
-    backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
-) -> None:
-    store = backend.create_store(clock, reported.append, lease=3.0)
+async def test_live_host_renews_its_claims(backend: PostgresBackend, clock: FakeClock) -> None:
+    store = backend.create_store(clock, lease=3.0)
     await store.open()
     try:
         await enqueue_shares(store, 1)
@@ -673,7 +667,7 @@ async def test_read_succeeds_soon_after_a_long_outage(
     role = f"host_{backend.schema}"
     backend.execute(f"CREATE ROLE {role} LOGIN")
     backend.execute(f"GRANT ALL ON DATABASE postgres TO {role}")
-    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock)
     await host.open()
     try:
         backend.execute(f"ALTER ROLE {role} NOLOGIN")
@@ -820,7 +814,7 @@ async def test_failed_writes_are_reported_until_one_is_committed(
     backend.execute(f"CREATE ROLE {role} LOGIN")
     backend.execute(f"GRANT ALL ON DATABASE postgres TO {role}")
     role_backend = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
-    host = role_backend.create_store(clock, print)
+    host = role_backend.create_store(clock)
     await host.open()
     first, second, end = (statement.format(role=role, schema=backend.schema) for statement in FAULTS[fault])
     with backend.connect() as conn:
@@ -859,7 +853,7 @@ async def test_lost_queue_is_not_replaced_by_an_empty_one(
         await enqueue_shares(host, 2)
     await wait_until(lambda: "no longer contains" in str(host.write_error))
     assert backend.query_rows(f"SELECT 1 FROM pg_namespace WHERE nspname = '{backend.schema}'") == []
-    other_keys = PostgresBackend(backend.address, backend.schema).create_store(FakeClock(), print, host="two")
+    other_keys = PostgresBackend(backend.address, backend.schema).create_store(FakeClock(), host="two")
     await other_keys.open()
     await other_keys.close()
     with pytest.raises(StoreDisplaced, match="no longer contains the queue"):
@@ -917,7 +911,7 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
         backend.execute(f"ALTER ROLE {role} SET {name} = 1")
     for name, value in (("client_encoding", "LATIN1"), ("standard_conforming_strings", "off"), ("array_nulls", "off")):
         backend.execute(f"ALTER ROLE {role} SET {name} = {value}")
-    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock)
     await host.open()
     try:
         await enqueue_shares(host, 1)
@@ -941,7 +935,7 @@ async def test_role_without_triggers_is_refused(backend: PostgresBackend, clock:
     role = f"host_{backend.schema}"
     backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
     backend.execute(f"ALTER ROLE {role} SET session_replication_role = replica")
-    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock, print)
+    host = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema).create_store(clock)
     with pytest.raises(StoreRefused, match="session_replication_role"):
         await host.open()
 
@@ -952,7 +946,7 @@ async def test_database_of_other_encoding_is_refused(backend: PostgresBackend, c
     backend.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     address = make_conninfo(backend.address, dbname=name)
     with pytest.raises(StoreError, match=f"has the encoding {encoding}") as refused:
-        await PostgresBackend(address, backend.schema).create_store(clock, print).open()
+        await PostgresBackend(address, backend.schema).create_store(clock).open()
     assert "UTF8" in refused.value.advice
 
 
@@ -961,11 +955,11 @@ async def test_pooler_is_refused(backend: PostgresBackend, clock: FakeClock, req
     proxy = DatabaseProxy(server.directory / f".s.PGSQL.{server.settings['port']}")
     async with proxy.listen():
         address = f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable"
-        await (direct := PostgresBackend(address, backend.schema).create_store(clock, print)).open()
+        await (direct := PostgresBackend(address, backend.schema).create_store(clock)).open()
         await direct.close()
         proxy.reports_own_id = True
         with pytest.raises(StoreRefused, match="a pooler is in between"):
-            await PostgresBackend(address, backend.schema).create_store(clock, print).open()
+            await PostgresBackend(address, backend.schema).create_store(clock).open()
 
 
 async def test_row_with_flipped_key_id_is_quarantined(
@@ -988,11 +982,11 @@ async def test_host_that_lacks_key_of_rows_is_refused(
 ) -> None:
     new = b"n" * 32
     for keys in ([*SEALING_KEYS, new], [new, *SEALING_KEYS]):
-        host = backend.create_store(clock, reported.append, sealing_keys=keys)
+        host = backend.create_store(clock, sealing_keys=keys)
         await host.open()
         await enqueue_shares(host, 1)
         await host.close()
-    late = backend.create_store(clock, reported.append, sealing_keys=[new])
+    late = backend.create_store(clock, sealing_keys=[new])
     with pytest.raises(StoreKeyError, match="a key that this host does not have"):
         await late.open()
     backend.execute("UPDATE shares SET witness = '\\xffffffff' || substr(witness, 5)")
@@ -1008,9 +1002,9 @@ async def test_rows_that_need_missing_key_later_are_not_damaged(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
     new = b"n" * 32
-    first = backend.create_store(clock, reported.append, host="one", sealing_keys=[*SEALING_KEYS, new])
-    second = backend.create_store(clock, reported.append, host="two", sealing_keys=[new, *SEALING_KEYS])
-    late = backend.create_store(clock, reported.append, host="three", sealing_keys=[new])
+    first = backend.create_store(clock, host="one", sealing_keys=[*SEALING_KEYS, new])
+    second = backend.create_store(clock, host="two", sealing_keys=[new, *SEALING_KEYS])
+    late = backend.create_store(clock, host="three", sealing_keys=[new])
     for host in (first, second, late):
         await host.open()
     try:
@@ -1047,7 +1041,7 @@ async def test_failed_background_task_is_started_again(
 
     monkeypatch.setattr(NotificationListener, "run", listen)
     monkeypatch.setattr(store, "_RESTART_SECONDS", 0.01)
-    host = backend.create_store(FakeClock(), print)
+    host = backend.create_store(FakeClock())
     host.listen(print)
     await host.open()
     async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -1090,7 +1084,7 @@ async def test_open_with_host_name_in_use_is_refused(
 ) -> None:
     host_a = await join_host("one")
     with pytest.raises(StoreLocked, match="'one'"):
-        await backend.create_store(clock, print, host="one").open()
+        await backend.create_store(clock, host="one").open()
     await host_a.close()
     await (await join_host("one")).close()
 
@@ -1144,9 +1138,9 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
     await enqueue_shares(host_a, 1)
     await host_a.close()
     with pytest.raises(StoreError, match="key"):
-        await backend.create_store(clock, print, sealing_keys=[b"x" * 32]).open()
+        await backend.create_store(clock, sealing_keys=[b"x" * 32]).open()
 
-    both = backend.create_store(clock, print, sealing_keys=[b"x" * 32, *SEALING_KEYS])
+    both = backend.create_store(clock, sealing_keys=[b"x" * 32, *SEALING_KEYS])
     await both.open()
     assert (
         await both.run(EnqueueOperation(make_posted_share(1).share, make_posted_share(1).nullifier, now=NOW))
@@ -1160,20 +1154,20 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
     assert len(await confirm_shares(both, 1, 2, height=1)) == 2
     await both.close()
     with pytest.raises(StoreError, match="key"):
-        await backend.create_store(clock, print, sealing_keys=SEALING_KEYS).open()
+        await backend.create_store(clock, sealing_keys=SEALING_KEYS).open()
 
 
 async def test_new_key_seals_only_when_all_live_hosts_have_it(backend: PostgresBackend, clock: FakeClock) -> None:
     new = b"n" * 32
-    old = backend.create_store(clock, print, host="two")
+    old = backend.create_store(clock, host="two")
     await old.open()
     with pytest.raises(StoreError, match="lacks the first key") as refused:
-        await backend.create_store(clock, print, sealing_keys=[new, *SEALING_KEYS]).open()
+        await backend.create_store(clock, sealing_keys=[new, *SEALING_KEYS]).open()
     assert "second" in refused.value.advice
     await old.close()
 
-    receiver = backend.create_store(clock, print, host="two", sealing_keys=[*SEALING_KEYS, new])
-    sealer = backend.create_store(clock, print, sealing_keys=[new, *SEALING_KEYS])
+    receiver = backend.create_store(clock, host="two", sealing_keys=[*SEALING_KEYS, new])
+    sealer = backend.create_store(clock, sealing_keys=[new, *SEALING_KEYS])
     await receiver.open()
     await sealer.open()
     await enqueue_shares(sealer, 1)
@@ -1188,7 +1182,7 @@ async def test_open_foreign_or_newer_schema_is_refused(
     await (await join_host("one")).close()
     backend.execute("UPDATE schema_version SET version = 99")
     with pytest.raises(StoreForeign, match="newer"):
-        await backend.create_store(clock, print).open()
+        await backend.create_store(clock).open()
     link = create_connection_settings(backend.address, schema=backend.schema, host="move")
     endpoint = PostgresEndpoint(link, Keyring(SEALING_KEYS))
     for version, text in ((99, "newer version"), (1, "before the first release"), (0, "older version")):
@@ -1197,7 +1191,7 @@ async def test_open_foreign_or_newer_schema_is_refused(
             endpoint.connect_read_only()
     backend.execute("DROP TABLE schema_version")
     with pytest.raises(StoreForeign, match="another program"):
-        await backend.create_store(clock, print).open()
+        await backend.create_store(clock).open()
 
 
 async def test_start_upgrades_the_schema_and_keeps_the_shares(
@@ -1269,11 +1263,11 @@ async def test_open_on_server_logging_parameters_is_refused(
     backend.execute(f"ALTER ROLE {role} SET log_min_duration_statement = 0")
     role_backend = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
     with pytest.raises(StoreError, match="log_min_duration_statement") as refused:
-        await role_backend.create_store(clock, print).open()
+        await role_backend.create_store(clock).open()
     assert "log_parameter_max_length = 0" in refused.value.advice
 
     backend.execute(f"ALTER ROLE {role} SET log_parameter_max_length = 0")
-    host_a = role_backend.create_store(clock, print)
+    host_a = role_backend.create_store(clock)
     await host_a.open()
     await enqueue_shares(host_a, 903)
     await host_a.close()
@@ -1295,7 +1289,7 @@ async def test_connection_check_and_start_refuse_the_same(backend: PostgresBacke
     backend.execute(f"CREATE ROLE {role} LOGIN")
     address = make_conninfo(backend.address, user=role)
     settings = create_connection_settings(address, schema=backend.schema, host="doctor")
-    owner = PostgresBackend(backend.address, backend.schema).create_store(clock, print)
+    owner = PostgresBackend(backend.address, backend.schema).create_store(clock)
     grant = f"GRANT ALL ON ALL {{}} IN SCHEMA {backend.schema} TO {role}"
     for statements, error in (
         (["SELECT"], "may not create the schema"),
@@ -1318,4 +1312,4 @@ async def test_connection_check_and_start_refuse_the_same(backend: PostgresBacke
         with pytest.raises(StoreError, match=error):
             check_connection(settings)
         with pytest.raises(StoreError, match=error):
-            await PostgresBackend(address, backend.schema).create_store(clock, print).open()
+            await PostgresBackend(address, backend.schema).create_store(clock).open()

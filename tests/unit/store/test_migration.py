@@ -95,7 +95,7 @@ async def open_store(clock: FakeClock) -> AsyncIterator[OpenStore]:
     stores: list[Store] = []
 
     async def open_on(backend: StoreBackend) -> Store:
-        store_ = backend.create_store(clock, lambda _: None)
+        store_ = backend.create_store(clock)
         await store_.open()
         stores.append(store_)
         await backend.prepare_store(store_)

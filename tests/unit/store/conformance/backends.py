@@ -20,7 +20,6 @@ import psycopg
 
 from helper.clock import Clock
 from helper.store.keyring import Keyring
-from helper.store.models import DamagedShare
 from helper.store.postgres import PostgresStore
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
@@ -45,7 +44,6 @@ BEGIN
 END $$
 """
 """Makes a schema what its migrations make it, for a hundredth of the CPU."""
-Report = Callable[[DamagedShare], None]
 Reopen = Callable[[], Awaitable[Store]]
 """Opens a store that is closed at the end of the test."""
 
@@ -53,7 +51,7 @@ Reopen = Callable[[], Awaitable[Store]]
 class StoreBackend(Protocol):
     """Persistent data of a store."""
 
-    def create_store(self, clock: Clock, report: Report) -> Store: ...
+    def create_store(self, clock: Clock) -> Store: ...
 
     async def prepare_store(self, store: Store) -> None:
         """Give an open store every role, including that of the sender."""
@@ -101,8 +99,8 @@ class SqliteBackend:
         self.path = directory / "queue.db"
         self.encryption = make_file_encryption() if is_encrypted else UNENCRYPTED
 
-    def create_store(self, clock: Clock, report: Report) -> SqliteStore:
-        return SqliteStore(self.path, clock=clock, on_damaged=report, encryption=self.encryption)
+    def create_store(self, clock: Clock) -> SqliteStore:
+        return SqliteStore(self.path, clock=clock, encryption=self.encryption)
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
         return query_rows(self.path, sql)
@@ -148,7 +146,6 @@ class PostgresBackend:
     def create_store(
         self,
         clock: Clock,
-        report: Report,
         *,
         host: str = "one",
         sealing_keys: list[bytes] | None = None,
@@ -161,7 +158,6 @@ class PostgresBackend:
             schema=self.schema,
             clock=clock,
             lease_seconds=lease,
-            on_damaged=report,
         )
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from helper.store.models import DamagedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.postgres import find_binaries
@@ -26,12 +25,12 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreBac
 
 
 @pytest.fixture
-async def reopen(backend: StoreBackend, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Reopen]:
+async def reopen(backend: StoreBackend, clock: FakeClock) -> AsyncIterator[Reopen]:
     """Opens stores on the backend, and closes them at the end."""
     stores: list[Store] = []
 
     async def open_store() -> Store:
-        store_ = backend.create_store(clock, reported.append)
+        store_ = backend.create_store(clock)
         await store_.open()
         stores.append(store_)
         await backend.prepare_store(store_)

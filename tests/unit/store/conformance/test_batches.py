@@ -117,7 +117,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
     runner: asyncio.Runner, backend: StoreBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
-    store = backend.create_store(clock, reported.append)
+    store = backend.create_store(clock)
     runner.run(store.open())
     runner.run(backend.prepare_store(store))
     number = count()

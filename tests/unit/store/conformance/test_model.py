@@ -32,7 +32,7 @@ from helper.store import exported_shares, messages, shares
 from helper.store import rounds as round_operations
 from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.blocks import apply_blocks
-from helper.store.models import MOVED, DamagedShare, EnqueueResult, QueueFilter, SpentNullifier
+from helper.store.models import MOVED, EnqueueResult, QueueFilter, SpentNullifier
 from helper.store.rounds import fail_unconfirmed, save_rounds
 from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
@@ -113,7 +113,6 @@ class StoreModel(RuleBasedStateMachine):
             patcher.start()
         self._backend = self.create_backend()
         self.clock = FakeClock(NOW)
-        self.damaged: list[DamagedShare] = []
         self.live: dict[ShareKey, ModelShare] = {}
         self.confirmed: set[ShareKey] = set()
         self.spent: set[ShareKey] = set()
@@ -131,7 +130,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = self._backend.create_store(self.clock, self.damaged.append)
+        self.store = self._backend.create_store(self.clock)
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
         for round_id in (ROUND, OTHER_ROUND):
@@ -432,7 +431,7 @@ class StoreModel(RuleBasedStateMachine):
         if not confirmed:
             return
         self.run_until_complete(self.store.close())
-        self.store = self._backend.create_store(self.clock, self.damaged.append)
+        self.store = self._backend.create_store(self.clock)
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
         witnessed = [model for model in self.live.values() if model.state is ShareState.WITNESSED]

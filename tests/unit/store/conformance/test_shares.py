@@ -210,7 +210,7 @@ from tests.unit.store.conformance.backends import parse_locator
 from tests.unit.store.fixtures import NOW, make_posted_share
 
 async def main() -> None:
-    store = parse_locator(sys.argv[1:]).create_store(FakeClock(), print)
+    store = parse_locator(sys.argv[1:]).create_store(FakeClock())
     await store.open()
 
     async def one(number: int) -> None:
