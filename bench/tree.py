@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from helper.chain.chain_data import Round, RoundStatus
 from helper.store import rounds
+from helper.store.models import StoredRound
 from helper.store.sqlite.store import SqliteStore
 from proofs import SUBTREE_LEAVES, CommitmentTree
 
@@ -59,7 +59,7 @@ async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
     store = SqliteStore(path)
     await store.open()
     try:
-        await store.run(rounds.save_rounds, [Round(ROUND_ID, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
+        await store.run(rounds.save_rounds, [StoredRound(ROUND_ID, 1, 2_000_000_000, 1, ())], 1.0)
         began = time.perf_counter()
         for number, start in enumerate(range(0, len(tree), LEAVES_PER_BATCH)):
             await store.run(

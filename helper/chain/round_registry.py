@@ -504,7 +504,7 @@ class RoundRegistry:
         for record in ended:
             record.is_past = record.round_id not in with_shares and not record.is_in_store
         rounds = [_create_round(record.round_id, facts) for record, facts in changes if not record.is_past]
-        if new := [each for each in rounds if each is not None]:
+        if new := [to_stored_round(each) for each in rounds if each is not None]:
             await self._store.run(save_rounds, new, self._clock.now())
         self._apply(changes)
 
@@ -632,6 +632,12 @@ class RoundRegistry:
         stored = [record for record in self._records.values() if record.is_stored]
         self._stored = sorted(stored, key=lambda record: (record.facts.created_at_height or 0, record.round_id))
         self._held = [record for record in self._held if record.agreed is None and not record.is_purged]
+
+
+def to_stored_round(known: Round) -> StoredRound:
+    """The stored part of a round."""
+    proposals = tuple((proposal.id, proposal.options) for proposal in known.proposals)
+    return StoredRound(known.round_id, int(known.status), known.vote_end_time, known.created_at_height, proposals)
 
 
 def _parse_facts(row: StoredRound, height: int) -> RoundFacts:

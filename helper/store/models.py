@@ -6,10 +6,8 @@ contains a witness field, a nullifier or a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from helper.core.json_records import TX_HASH, fact
 from helper.core.share import Share, ShareState
@@ -129,49 +127,6 @@ class SentReveal:
     is_first_message: bool = True
 
 
-class ProposalLike(Protocol):
-    """The stored part of a proposal."""
-
-    @property
-    def id(self) -> int:
-        """Number of the proposal, from 1."""
-        ...
-
-    @property
-    def options(self) -> Sequence[int]:
-        """The option indexes."""
-        ...
-
-
-class RoundLike(Protocol):
-    """The stored part of a round; `helper.chain.chain_data.Round` implements it."""
-
-    @property
-    def round_id(self) -> bytes:
-        """32 bytes."""
-        ...
-
-    @property
-    def status(self) -> int:
-        """1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
-        ...
-
-    @property
-    def vote_end_time(self) -> int:
-        """Unix seconds at which voting ends."""
-        ...
-
-    @property
-    def created_at_height(self) -> int:
-        """Height of the block that created the round."""
-        ...
-
-    @property
-    def proposals(self) -> Sequence[ProposalLike]:
-        """The proposals of the round."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StoredRound:
     """A round as the chain last listed it, and this helper's marks.
@@ -191,8 +146,8 @@ class StoredRound:
     vote_end_time: int
     created_at_height: int
     proposals: tuple[tuple[int, tuple[int, ...]], ...]
-    closed_at: float | None
-    alerted_at: float | None
+    closed_at: float | None = None
+    alerted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import orjson
 from helper.core.share import ShareState
 from helper.errors import LeavesMissing, StoreCorrupt, StoreError
 from helper.store.blocks import add_unread, delete_share
-from helper.store.models import RoundLike
+from helper.store.models import StoredRound
 from helper.store.table_rows import MAX_STAGE_CHARS, RoundRow, is_sound, truncate_text, with_check
 from helper.store.transaction import Transaction, exclusive
 from helper.store.transitions import CLOSED_STAGE, Transition, apply_transition_to_batch
@@ -117,19 +117,18 @@ def delete_tree(tx: Transaction, round_id: bytes) -> None:
 
 
 @exclusive
-def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], now: float) -> None:
-    """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
+def save_rounds(tx: Transaction, rounds: Sequence[StoredRound], now: float) -> None:
+    """Store rounds as the chain lists them. The marks of stored rounds are unchanged."""
     tx.lock_exclusive()
     for listed in rounds:
         round_no = tx.ensure_round(listed.round_id).no
         stored = tx.read_round(round_no)
-        proposals = [[proposal.id, list(proposal.options)] for proposal in listed.proposals]
         row = RoundRow(
             round_no=round_no,
-            status=int(listed.status),
+            status=listed.status,
             vote_end_time=listed.vote_end_time,
             created_at_height=listed.created_at_height,
-            proposals=orjson.dumps(proposals).decode(),
+            proposals=orjson.dumps(listed.proposals).decode(),
             seen_ms=int(now * 1000),
             closed_ms=None if stored is None else stored.closed_ms,
             alerted_ms=None if stored is None else stored.alerted_ms,

@@ -24,6 +24,7 @@ from helper.chain import agreement
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict
 from helper.chain.chain_data import Anchor, Round, RoundStatus, TxResult
 from helper.chain.node import NO_PENALTY
+from helper.chain.round_registry import to_stored_round
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender
@@ -422,7 +423,7 @@ class TwoHosts:
         self._nullifiers = [nullifier_of(share.primary_blind) for share in posted]
         self._due = [max(share.submit_at, START + 1) for share in posted]
         tx = HostTransaction(self._keys, self._conn, 1, clock=_clock_at(START))
-        rounds.save_rounds(tx, [Round(ROUND, RoundStatus.ACTIVE, int(START) + 10**6, (), 1)], START)
+        rounds.save_rounds(tx, [to_stored_round(Round(ROUND, RoundStatus.ACTIVE, int(START) + 10**6, (), 1))], START)
         blocks.begin_ledger(tx, 1)
         operations = [shares.EnqueueOperation(share, nullifier_of(share.primary_blind), START + 1) for share in posted]
         shares.enqueue_all(tx, operations)

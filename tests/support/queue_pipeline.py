@@ -16,6 +16,7 @@ from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, create_nodes
+from helper.chain.round_registry import to_stored_round
 from helper.chain.scheduled_sync import ChainSync
 from helper.core.dispatch_order import BacklogLimits
 from helper.errors import StoreError
@@ -288,7 +289,7 @@ async def open_pipeline(path: Path, *, clock: CountingClock | None = None, **set
     pipeline = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
     await pipeline.store.open()
     try:
-        await pipeline.store.run(save_rounds, [create_round(ROUND)], pipeline.clock.now())
+        await pipeline.store.run(save_rounds, [to_stored_round(create_round(ROUND))], pipeline.clock.now())
         yield pipeline
     finally:
         await pipeline.store.close()

@@ -20,7 +20,7 @@ import httpx
 from helper.chain.chain_data import BlockHead, parse_round
 from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, to_stored_round
 from helper.chain.rpc_client import RpcClient
 from helper.errors import StoreError
 from helper.store import messages
@@ -262,7 +262,7 @@ class ChainStore(PartialStore):
         self._reader = self._operator_reader = cast(Any, SimpleNamespace(fetch=self._fetch))
         self.is_full = False
         if ledger is not None:
-            save_rounds(self._tx, [parse_round({"round": recorded_round(1)})], 0)
+            save_rounds(self._tx, [to_stored_round(parse_round({"round": recorded_round(1)}))], 0)
             self.set_ledger(ledger)
 
     async def _commit(self, op: Callable[[SqliteTransaction], Any], *, is_exclusive: bool = False) -> Any:

@@ -16,6 +16,7 @@ import pytest
 
 from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.round_registry import to_stored_round
 from helper.circuits import known_circuits
 from helper.circuits.known_circuits import GENERATIONS, circuit_for_version
 from helper.cli import offline
@@ -207,7 +208,9 @@ async def test_third_generation_share_is_imported_while_no_helper_runs(tmp_path:
     await store.run(blocks.set_meta, "chain_id", CHAIN_ID)
     proposals = (Proposal(1, tuple(range(OPTION_COUNT))),)
     await store.run(
-        rounds.save_rounds, [Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50)], START_TIME
+        rounds.save_rounds,
+        [to_stored_round(Round(ROUND, RoundStatus.ACTIVE, START_TIME + 3600, proposals, 50))],
+        START_TIME,
     )
     await store.close()
     header = encode_header(ExportHeader(chain_id=CHAIN_ID, made_at=5, shares=1))

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.round_registry import to_stored_round
 from helper.observability import log_config
 from helper.store import rounds, shares
 from helper.store.models import EnqueueResult
@@ -39,7 +40,7 @@ async def fill_database(path: Path, count: int) -> None:
     store = SqliteStore(path)
     await store.open()
     now = FakeClock().now()
-    await store.run(rounds.save_rounds, [make_round()], now)
+    await store.run(rounds.save_rounds, [to_stored_round(make_round())], now)
     for index in range(count):
         share = parse_share(
             create_body(submit_at=END - 60, enc_share={**create_payload()["enc_share"], "share_index": index})

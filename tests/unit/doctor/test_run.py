@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import orjson
 import pytest
 
+from helper.chain.round_registry import to_stored_round
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.doctor import CheckResult, Level
@@ -133,7 +134,7 @@ async def test_examine_reports_unreachable_node() -> None:
 async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "svote-helper.db")
     await store.open()
-    await store.run(save_rounds, [make_round()], SystemClock().now())
+    await store.run(save_rounds, [to_stored_round(make_round())], SystemClock().now())
     await store.close()
     results = await run_checks(config_with_node())
     assert results["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
@@ -224,7 +225,7 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
     now = clock.now()
     store = SqliteStore(tmp_path / "svote-helper.db", clock=clock)
     await store.open()
-    await store.run(save_rounds, [replace(make_round(), vote_end_time=int(now) + 3600)], now)
+    await store.run(save_rounds, [to_stored_round(replace(make_round(), vote_end_time=int(now) + 3600))], now)
     posted = make_posted_share(1, round_id=ROUND_ID)
     await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
     (queued,) = await store.run(shares.claim_due, now=now + 1, limit=1, rounds=[ROUND_ID])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import proofs
-from helper.chain.round_registry import RoundRegistry
+from helper.chain.round_registry import RoundRegistry, to_stored_round
 from helper.core.share import Share
 from helper.ingest.validator import checked_share
 from helper.operations.operator_actions import OperatorActions
@@ -62,7 +62,7 @@ class OperationsHarness:
     async def open(self) -> None:
         """Open the store and add the recorded round."""
         await self.store.open()
-        await self.store.run(rounds.save_rounds, [make_round()], NOW)
+        await self.store.run(rounds.save_rounds, [to_stored_round(make_round())], NOW)
 
 
 def recorded_share(index: int, **changes: object) -> Share:

@@ -9,6 +9,7 @@ import sqlite3
 import pytest
 from structlog.testing import capture_logs
 
+from helper.chain.round_registry import to_stored_round
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store import shares
@@ -144,7 +145,7 @@ async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
     )
     (before,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
     await check_closed_long_ago(pipeline)
-    await pipeline.store.run(save_rounds, [create_round(ROUND)], START_TIME)
+    await pipeline.store.run(save_rounds, [to_stored_round(create_round(ROUND))], START_TIME)
     assert await pipeline.store.run(shares.EnqueueOperation(share, nullifier, now=START_TIME)) is EnqueueResult.QUEUED
     (after,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
     assert before != after, "share keys cannot be matched against an old backup"
@@ -163,7 +164,7 @@ async def test_round_closed_before_restart_is_reported_before_purge(pipeline: Pi
 
 async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
     await enqueue_mixed(pipeline)
-    await pipeline.store.run(save_rounds, [create_round(OTHER_ROUND)], START_TIME)
+    await pipeline.store.run(save_rounds, [to_stored_round(create_round(OTHER_ROUND))], START_TIME)
     other = create_share(7, round_id=OTHER_ROUND)
     await pipeline.store.run(shares.EnqueueOperation(other, nullifier_of(other.primary_blind), now=START_TIME))
     await check_closed_long_ago(pipeline)
@@ -222,7 +223,7 @@ async def test_failed_check_is_repeated(pipeline: Pipeline) -> None:
 
 async def test_error_with_one_round_does_not_stop_others(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     process = pipeline.closing._process_round
-    await pipeline.store.run(save_rounds, [create_round(OTHER_ROUND)], START_TIME)
+    await pipeline.store.run(save_rounds, [to_stored_round(create_round(OTHER_ROUND))], START_TIME)
     processed: list[bytes] = []
 
     async def fail_first(stored: StoredRound) -> float:

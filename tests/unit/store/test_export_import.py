@@ -15,7 +15,7 @@ from helper.store.models import MOVED, FailedShares, HistoryEntry, QueueFilter
 from helper.store.shares import EnqueueOperation, fail, requeue, retry
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import RevealRow
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.conformance.test_operator_actions import retry_matching
 from tests.unit.store.fixtures import (
     NOW,
@@ -35,7 +35,7 @@ from tests.unit.store.fixtures import (
 
 async def enqueue_one_of_each(store: SqliteStore) -> None:
     """Share 1 was sent, 2 failed, 3 is being proven, 4 is pending; 5 is of another round."""
-    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND)], NOW)
     await store.run(blocks.set_meta, "chain_id", "chain-1")
     await enqueue_shares(store, 2)
     (failed,) = await claim_all_due(store)
@@ -162,7 +162,7 @@ async def target_store(open_sqlite_store: StoreOpener, tmp_path: Path) -> Sqlite
     """Another machine's store, which follows the same chain."""
     (tmp_path / "there").mkdir()
     other = await open_sqlite_store(tmp_path / "there" / "queue.db")
-    await other.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await other.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND)], NOW)
     return other
 
 
@@ -243,7 +243,7 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
 
 
 async def test_import_keeps_long_history(store: SqliteStore, path: Path, target_store: SqliteStore) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1)
     for number in range(60):
         (queued,) = await claim_all_due(store)

@@ -66,7 +66,7 @@ from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.lease.test_s3_lease import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
 from tests.unit.store.conformance.test_backlog import create_backlog
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
@@ -197,7 +197,7 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(60)]
-    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [make_stored_round()], NOW)
 
     await asyncio.gather(
         *(host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares),
@@ -216,7 +216,7 @@ async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_hos
 
     await asyncio.gather(
         *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[:2]),
-        host.run(rounds.save_rounds, [ChainRound()], NOW),
+        host.run(rounds.save_rounds, [make_stored_round()], NOW),
         *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[2:]),
     )
 
@@ -613,7 +613,7 @@ async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: Po
 
 async def test_round_closure_ends_claims_of_all_hosts(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(host_a, 1)
     (queued,) = await claim_all_due(host_a)
 
@@ -626,7 +626,7 @@ async def test_round_closure_ends_claims_of_all_hosts(join_host: JoinHost) -> No
 
 async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: JoinHost) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    await host_a.run(rounds.save_rounds, [ChainRound()], NOW)
+    await host_a.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(host_b, 1)
     await host_a.run(rounds.mark_closed, ROUND, NOW)
     assert await host_a.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 1

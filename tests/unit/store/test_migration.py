@@ -36,7 +36,7 @@ from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.conformance.test_operator_actions import ACTOR, fail_share
 from tests.unit.store.fixtures import (
     NOW,
@@ -162,7 +162,7 @@ async def fill_store(store: Store) -> None:
     action = await store.run(audit_log.begin_action, ACTOR, "purge", {"round": ROUND.hex()})
     await store.run(audit_log.end_action, action, {"purged": 1})
     await store.run(audit_log.begin_action, ACTOR, "retry", {})
-    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND, created_at_height=3)], NOW)
     await store.run(blocks.set_meta, "chain_id", "chain-1")
     await enqueue_shares(store, 8)
     assert len(await confirm_shares(store, 8, 99, height=90)) == 1

@@ -21,7 +21,7 @@ from helper.store.store import Store
 from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import NOW, ROUND, PostedShare, make_posted_share
 
 ROUNDS = 3
@@ -174,7 +174,7 @@ def can_close_rounds(backend: StoreBackend) -> bool:
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
     """Bring the rounds of a batch to their initial state."""
     round_id = rounds[0]
-    await store.run(save_rounds, [ChainRound(round_id)], NOW)
+    await store.run(save_rounds, [make_stored_round(round_id)], NOW)
     await enqueue_together(store, [posted_in_round(round_id, number) for number in before.waiting | before.confirmed])
     await store.run(
         blocks.add_spent,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from helper.core.share import ShareState
@@ -28,31 +26,22 @@ LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
 TREE_BYTES = 1023 * 32
 
 
-@dataclass
-class ChainProposal:
-    id: int
-    options: tuple[int, ...]
-
-
-@dataclass
-class ChainRound:
-    round_id: bytes = ROUND
-    status: int = 1
-    vote_end_time: int = int(NOW) + 100
-    created_at_height: int = 7
-    proposals: tuple[ChainProposal, ...] = (ChainProposal(1, (0, 1)), ChainProposal(2, (0, 1, 2)))
+def make_stored_round(
+    round_id: bytes = ROUND, *, status: int = 1, vote_end_time: int = int(NOW) + 100, created_at_height: int = 7
+) -> StoredRound:
+    return StoredRound(round_id, status, vote_end_time, created_at_height, ((1, (0, 1)), (2, (0, 1, 2))))
 
 
 @pytest.mark.rule("R9")
 async def test_rounds_after_reopen_keep_closed_and_alerted_times(
     reopen: Reopen, store: Store, backend: StoreBackend
 ) -> None:
-    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND, created_at_height=3)], NOW)
     await store.run(rounds.mark_closed, ROUND, NOW + 1)
     await store.run(rounds.mark_closed, ROUND, NOW + 2)
     await store.run(rounds.mark_alerted, ROUND, NOW + 3)
     await store.run(rounds.mark_closed, b"?" * 32, NOW)
-    await store.run(rounds.save_rounds, [ChainRound(status=2)], NOW + 4)
+    await store.run(rounds.save_rounds, [make_stored_round(status=2)], NOW + 4)
     await store.close()
 
     reopened = await reopen()
@@ -70,9 +59,9 @@ async def test_rounds_after_reopen_keep_closed_and_alerted_times(
 
 
 async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: Store) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await store.run(rounds.mark_closed, ROUND, NOW + 1)
-    await store.run(rounds.save_rounds, [ChainRound(vote_end_time=int(NOW) + 900)], NOW + 2)
+    await store.run(rounds.save_rounds, [make_stored_round(vote_end_time=int(NOW) + 900)], NOW + 2)
     await store.close()
     (stored_round,) = await (await reopen()).list_rounds()
     assert (stored_round.vote_end_time, stored_round.closed_at) == (int(NOW) + 900, NOW + 1)
@@ -140,19 +129,19 @@ async def test_nullifiers_of_rounds_that_are_not_stored_are_found_again_when_the
     await store.run(blocks.apply_blocks, [(1, 20)], spent)
     assert backend.query_rows("SELECT * FROM spent") == []
     assert await store.run(blocks.list_unspent, spent) == []
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     assert await store.get_ledger() == Ledger(1, 6), "the blocks since the round's creation are read again"
     assert await store.run(blocks.list_unspent, spent) == spent
     await store.run(blocks.apply_blocks, [(7, 20)], spent)
     assert await store.run(blocks.list_unspent, spent) == []
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     assert await store.get_ledger() == Ledger(1, 20)
 
 
 async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones(
     store: Store, backend: StoreBackend, reopen: Reopen
 ) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, 2, 3)
     found, missed = make_posted_share(1).nullifier, make_posted_share(2).nullifier
     await store.run(blocks.begin_ledger, 1)

@@ -38,7 +38,7 @@ from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
@@ -134,7 +134,7 @@ class StoreModel(RuleBasedStateMachine):
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
         for round_id in (ROUND, OTHER_ROUND):
-            self.run_until_complete(self.store.run(save_rounds, [ChainRound(round_id)], NOW))
+            self.run_until_complete(self.store.run(save_rounds, [make_stored_round(round_id)], NOW))
 
     def teardown(self) -> None:
         self.run_until_complete(self.store.close())

@@ -18,7 +18,7 @@ from helper.store.store import Store
 from helper.store.table_rows import RevealRow
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
@@ -106,7 +106,7 @@ async def test_audit_log_damaged_entry_is_shown_as_damaged(store: Store, backend
 
 @pytest.mark.rule("R15")
 async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, submit_at=int(NOW) + 5)
     (queued,) = await claim_all_due(store)
     await store.run(record_crash, queued.id, due_ms=queued.due_ms, note="killed")
@@ -131,7 +131,7 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
 
 
 async def test_retry_failed_tries_waiting_share_now(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, 2, submit_at=int(NOW) + 5)
     waiting, claimed = await claim_all_due(store)
     await store.run(retry, waiting.id, due_ms=int(NOW + 6 * 3600) * 1000, stage="proof", note="refused")
@@ -149,7 +149,7 @@ async def test_retry_failed_tries_waiting_share_now(store: Store, backend: Store
 
 
 async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -> None:
-    await store.run(rounds.save_rounds, [ChainRound(), ChainRound(OTHER_ROUND)], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND)], NOW)
     ids = await fail_share(store, 1, 2)
     assert await retry_matching(store, ids, closed=(ROUND,)) == {"closed": 2}
     await store.run(rounds.mark_closed, ROUND, NOW)
@@ -218,7 +218,7 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
 async def test_purged_round_that_nodes_still_list_is_stored_again(store: Store, reopen: Reopen) -> None:
     await enqueue_shares(store, 1)
     await store.run_batches(rounds.purge, ROUND)
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 2)
     await store.close()
     (listed,) = await (await reopen()).list_shares(QueueFilter(round_id=ROUND), limit=9)
@@ -277,7 +277,7 @@ async def test_find_shares_by_name_and_database_size(store: Store) -> None:
     await store.run(rounds.save_leaves, ROUND, 5, 0, bytes(96))
     await store.run(rounds.save_leaves, ROUND, 6, 3, bytes(32))
     assert await store.count_leaves() == {ROUND: 4}
-    await store.run(rounds.save_rounds, [ChainRound(OTHER_ROUND)], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round(OTHER_ROUND)], NOW)
     await store.run(blocks.add_spent, [(ROUND, b"n" * 32), (OTHER_ROUND, b"n" * 32), (ROUND, b"m" * 32)])
     assert sorted(await store.find_rounds_of_nullifier(b"n" * 32)) == sorted([ROUND, OTHER_ROUND])
     assert await store.find_rounds_of_nullifier(b"x" * 32) == []
@@ -317,7 +317,7 @@ async def mark_all_moved(store: Store, backend: StoreBackend, *, at_rest: bool =
 async def test_import_of_moved_share_requeues_it_at_its_due_time(
     store: Store, backend: StoreBackend, reopen: Reopen
 ) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, submit_at=int(NOW) + 50)
     await enqueue_shares(store, 2)
     await fail_share(store, 3)
@@ -349,7 +349,7 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
 
 
 async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await fail_share(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 9)
     before = await store.get_share_details(entry.ref)  # its first entry is derived from the row, not stored
@@ -366,7 +366,7 @@ async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: S
 
 
 async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2, submit_at=int(NOW) + 50)
     await mark_all_moved(store, backend, at_rest=False)
@@ -387,7 +387,7 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
 
 
 async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, 2)
     await mark_all_moved(store, backend)
     assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], (
@@ -410,7 +410,7 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
 async def test_import_of_known_unmoved_shares_reports_each_reason(
     store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await fail_share(store, 1)
     await enqueue_and_prepare(store, 2)
     await enqueue_shares(store, 3, 4, 5)
@@ -433,7 +433,7 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
 
 
 async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store: Store, backend: StoreBackend) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1)
     await mark_all_moved(store, backend)
     await confirm_shares(store, 1, height=9)

@@ -10,7 +10,7 @@ from helper.store.models import DueBucket, DueForecast, QueueFilter, RetryingSha
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
@@ -31,7 +31,7 @@ def secrets_of(number: int) -> list[bytes]:
 
 
 async def test_share_details_contain_all_but_the_witness(store: Store, backend: StoreBackend, clock: FakeClock) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1)
     clock.advance(5)
     (queued,) = await claim_all_due(store)
@@ -50,7 +50,7 @@ async def test_share_details_contain_all_but_the_witness(store: Store, backend: 
             assert details is not None
             assert details.entry == entry
             assert details.received_ms == int(NOW * 1000)
-            assert details.vote_end_time == ChainRound().vote_end_time
+            assert details.vote_end_time == make_stored_round().vote_end_time
             assert [(line.stage, line.note, line.spent_attempt) for line in details.history] == [
                 ("accepted", "", False),
                 ("proof", "it failed", True),
@@ -177,7 +177,7 @@ async def retry_and_list(store: Store, share_id: int) -> list[RetryingShares]:
 
 
 async def test_due_buckets_and_ready_counts(store: Store) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1, 2, 3)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
     await enqueue_shares(store, 5, submit_at=int(NOW) + 150)

@@ -20,7 +20,7 @@ from helper.store.store import Store
 from helper.store.table_rows import Row
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
-from tests.unit.store.conformance.test_chain_data import ChainRound
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.conformance.test_transitions import create_share_in_state
 from tests.unit.store.fixtures import (
     NOW,
@@ -149,7 +149,7 @@ async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backe
 
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await store.run(blocks.apply_blocks, [(7, 7)], [(ROUND, posted.nullifier)])
 
     assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
@@ -484,7 +484,7 @@ async def test_posts_of_one_batch_replace_a_damaged_row_once(store: Store, damag
 async def test_post_of_damaged_share_that_is_spent_or_in_closed_round_is_duplicate(
     store: Store, damage: Damage, *, is_closed: bool
 ) -> None:
-    await store.run(rounds.save_rounds, [ChainRound()], NOW)
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await enqueue_shares(store, 1)
     store = await damage()
     if is_closed:
