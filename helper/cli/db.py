@@ -53,7 +53,7 @@ from helper.store.db_copy.factory import create_endpoints, create_source_endpoin
 from helper.store.db_copy.file_encryption import RewriteResult, rewrite_file
 from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
 from helper.store.factory import read_file_encryption
-from helper.store.row_encryption import RowEncryption
+from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.file_lock import refuse_locked
 from helper.store.sqlite.opening import DATABASE_HEADER, open_database
 from helper.store.sqlite.schema import latest_version
@@ -292,7 +292,8 @@ def migrate(
                 _write_backup(snapshot, backup, passphrase, recipient or [])
             print_message(f"backed up to {backup}")
         with acting_as_owner(database):
-            open_database(database, SystemClock(), encryption=encryption, allow_unencrypted=True).close()
+            stored = encryption if before.encrypted else UNENCRYPTED
+            open_database(database, SystemClock(), encryption=stored).close()
     change = f"upgraded from schema {before.schema} to {target}" if is_needed else f"schema {target} is up to date"
     emit(result, f"{database}: {change}, {before.live} live shares, {before.confirmed} confirmed", json=options.json)
 

@@ -85,9 +85,7 @@ class SqliteEndpoint(CopyEndpoint):
             return
         with acting_as_owner(self._path):
             self._disconnect()  # closing this descriptor later would release SQLite's own locks
-            self._opened = open_database(
-                self._path, self._clock, marked=True, encryption=self._configured, allow_unencrypted=True
-            )
+            self._opened = open_database(self._path, self._clock, encryption=self._configured, for_copy=True)
             self.encryption = self._opened.tx.encryption
         self._use_connection(self._opened.tx.conn)
 

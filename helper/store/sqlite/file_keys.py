@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from helper.errors import StoreCorrupt, StoreKeyError
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
-from helper.store.sqlite.schema import FileIdentity, read_identity
+from helper.store.sqlite.schema import read_identity
 from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, ShareRow, make_meta_row, read_meta_value
 
 if TYPE_CHECKING:  # loading the cipher takes time, and an unencrypted file does not need it
@@ -20,22 +20,6 @@ _KEY_ADVICE = (
     "command). Without its keys, the unconfirmed shares in it are lost: move the database away to begin with an empty "
     "queue."
 )
-
-
-def select_encryption(identity: FileIdentity, configured: RowEncryption, name: str) -> RowEncryption:
-    """Return the encryption of a file; a new file is encrypted if there is a key.
-
-    Args:
-        identity: the file's identity.
-        configured: made from the key file.
-        name: name of the file in messages.
-
-    Raises:
-        StoreKeyError: the file is encrypted, and there is no key.
-    """
-    if identity.is_encrypted and not configured.is_encrypted:
-        raise StoreKeyError(f"{name} is encrypted, and [store] key_file is not set", advice=_KEY_ADVICE)
-    return configured if identity.is_encrypted or identity.is_new() else UNENCRYPTED
 
 
 def refuse_unencrypted(stored: RowEncryption, configured: RowEncryption, name: str) -> None:
@@ -52,10 +36,12 @@ def refuse_unencrypted(stored: RowEncryption, configured: RowEncryption, name: s
 
 
 def open_encryption(conn: sqlite3.Connection, configured: RowEncryption, name: str) -> RowEncryption:
-    """Return the encryption of an existing file after checking its keys. Decrypts no row and writes nothing.
+    """Return the encryption of a file after checking its keys; a new file is encrypted if there is a key.
+
+    Decrypts no row and writes nothing.
 
     Args:
-        conn: a connection to a database of the helper.
+        conn: a connection to a database of the helper, or to an empty file.
         configured: made from the key file.
         name: name of the file in messages.
 
@@ -64,12 +50,16 @@ def open_encryption(conn: sqlite3.Connection, configured: RowEncryption, name: s
         StoreCorrupt: its key check value is damaged.
     """
     identity = read_identity(conn)
-    stored = select_encryption(identity, configured, name)
-    if stored.keyring is not None and not identity.is_new():
-        for key in _find_missing_keys(conn, stored.keyring, name):
-            if conn.execute(sqlite_statements()["uses_key"], {"id": key}).fetchone() == (1,):
-                raise _key_missing_error(name)
-    return stored
+    if identity.is_new():
+        return configured
+    if not identity.is_encrypted:
+        return UNENCRYPTED
+    if configured.keyring is None:
+        raise StoreKeyError(f"{name} is encrypted, and [store] key_file is not set", advice=_KEY_ADVICE)
+    for key in _find_missing_keys(conn, configured.keyring, name):
+        if conn.execute(sqlite_statements()["uses_key"], {"id": key}).fetchone() == (1,):
+            raise _key_missing_error(name)
+    return configured
 
 
 def _find_missing_keys(conn: sqlite3.Connection, keyring: Keyring, name: str) -> list[bytes]:

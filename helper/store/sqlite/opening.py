@@ -18,7 +18,7 @@ from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate
-from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted, select_encryption
+from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted
 from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS, connect_read_only, require_readable
 from helper.store.sqlite.schema import (
@@ -98,18 +98,16 @@ def open_database(
     path: Path,
     clock: Clock,
     *,
-    marked: bool = False,
     encryption: RowEncryption = UNENCRYPTED,
-    allow_unencrypted: bool = False,
+    for_copy: bool = False,
 ) -> OpenedDatabase:
     """Open the file for writing, or create it; called on the writer thread.
 
     Args:
         path: the file.
         clock: measures the delay of erasure.
-        marked: open it even if a copy has marked it.
         encryption: made from the key file. With a key, a new file is encrypted.
-        allow_unencrypted: open an existing file that is not encrypted even with a key file.
+        for_copy: open it even if a copy has marked it, or if it is not encrypted and there is a key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or there is a key file, and it is not
@@ -132,8 +130,7 @@ def open_database(
         try:
             refuse_incomplete(path, lock, clean=clean)
             clean = clean and not file_size(wal_path(path))
-            options = _Options(marked, encryption, allow_unencrypted)
-            return _open_locked(path, clock, lock, options, watched=given, clean=clean)
+            return _open_locked(path, clock, lock, encryption, watched=given, clean=clean, for_copy=for_copy)
         except BaseException:
             lock.release(clean=False)
             raise
@@ -160,17 +157,8 @@ def _disk_full_error(path: Path) -> StoreFull:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """Arguments of `open_database`."""
-
-    marked: bool
-    encryption: RowEncryption
-    allow_unencrypted: bool
-
-
 def _open_locked(
-    path: Path, clock: Clock, lock: FileLock, options: _Options, *, watched: Path, clean: bool
+    path: Path, clock: Clock, lock: FileLock, configured: RowEncryption, *, watched: Path, clean: bool, for_copy: bool
 ) -> OpenedDatabase:
     _prepare_file(path)
     lock.lock_database()
@@ -178,17 +166,16 @@ def _open_locked(
     # A damaged text must not prevent the start; its row check detects the damage.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
-        _check_database(conn, path, options)
+        encryption = _check_database(conn, path, configured)
+        if not for_copy:
+            refuse_unencrypted(encryption, configured, str(path))
         _configure_connection(conn)
-        migrate_schema(
-            conn, is_encrypted=select_encryption(read_identity(conn), options.encryption, str(path)).is_encrypted
-        )
+        migrate_schema(conn, is_encrypted=encryption.is_encrypted)
         compare_schema(conn, str(path))
         keys = _load_keys(conn)
-        encryption = open_encryption(conn, options.encryption, str(path))
         if encryption.keyring is not None:
             record_keys(conn, encryption.keyring)
-        if not options.marked:
+        if not for_copy:
             refuse_marked(conn.execute(sqlite_statements()["get_marks"]).fetchall(), str(path))
         round_keys = conn.execute(sqlite_statements()["round_keys"]).fetchall()
         for row in encryption.decrypt_rows("round_keys", round_keys):
@@ -303,16 +290,18 @@ def _check_header(path: Path) -> None:
         raise StoreCorrupt(f"{path} is damaged: it is truncated")
 
 
-def _check_database(conn: sqlite3.Connection, path: Path, options: _Options) -> None:
-    """Refuse a database that is damaged, of another program, or of other keys. Writes nothing."""
+def _check_database(conn: sqlite3.Connection, path: Path, configured: RowEncryption) -> RowEncryption:
+    """Return the encryption of a database. Refuses one that is damaged, of another program, or of other keys.
+
+    Writes nothing.
+    """
     identity = read_identity(conn)
     if not identity.is_new():
         identity.check(str(path))
-        stored = open_encryption(conn, options.encryption, str(path))
-        if not options.allow_unencrypted:
-            refuse_unencrypted(stored, options.encryption, str(path))
+    encryption = open_encryption(conn, configured, str(path))
     if path.stat().st_size <= CHECKED_AT_START:
         check_pages(conn, str(path), "quick_check(3)")
+    return encryption
 
 
 def _configure_connection(conn: sqlite3.Connection) -> None:
