@@ -74,13 +74,11 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
     taken = tx.find_taken(identities)
-    stored = _read_known(tx, taken)
-    damaged = _find_damaged(tx, taken, stored)
+    damaged, waiting = _find_known(tx, operations, taken)
     outcomes: list[EnqueueResult] = []
     rows: list[ShareRow] = []
     messages: list[tuple[ShareRow, RevealRow]] = []
     in_batch: dict[bytes | tuple[int, bytes], int] = {}  # index of the row in `rows`
-    waiting = _lock_waiting(tx, operations, taken, stored)
     for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
         round_no, mac, nullifier = identity
         row: ShareRow | None = None
@@ -124,29 +122,34 @@ def _create_new(tx: Transaction, operation: EnqueueOperation, identity: ShareIde
     return create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due)
 
 
-def _lock_waiting(
-    tx: Transaction,
-    operations: Sequence[EnqueueOperation],
-    taken: Mapping[int, TakenShare],
-    stored: Mapping[int, StoredShare],
-) -> dict[int, ShareRow]:
-    """Return the rows of waiting shares that are posted again with an earlier due time, by index of the post.
+def _find_known(
+    tx: Transaction, operations: Sequence[EnqueueOperation], taken: Mapping[int, TakenShare]
+) -> tuple[dict[int, int], dict[int, ShareRow]]:
+    """Return the known shares that these posts change, by index of the post. Reads them with one query.
 
-    They are locked in order of id, as by hosts that claim them.
+    Returns:
+        The ids of damaged rows, and the rows of shares that wait and are posted again with an earlier due time.
     """
-    indexes: dict[int, list[int]] = {}
-    for index, known in taken.items():
-        share = None if known.id_by_mac is None or known.is_confirmed else stored.get(known.id_by_mac)
-        row = None if share is None else share.row
-        if row is not None and _is_earlier(operations[index], row):
-            indexes.setdefault(row.id, []).append(index)
+    ids = {
+        index: known.id_by_mac
+        for index, known in taken.items()
+        if known.id_by_mac is not None and not known.is_confirmed
+    }
+    stored = {share.id: share for share in tx.read_stored_shares(sorted(set(ids.values())))} if ids else {}
+    damaged: dict[int, int] = {}
+    earlier: dict[int, list[int]] = {}
+    for index, share_id in ids.items():
+        share = stored.get(share_id)
+        if share is not None and _is_damaged(tx, share):
+            damaged[index] = share_id
+        elif share is not None and share.row is not None and _is_earlier(operations[index], share.row):
+            earlier.setdefault(share_id, []).append(index)
     waiting: dict[int, ShareRow] = {}
-    for share_id in sorted(indexes):
-        for index in indexes[share_id]:
-            row = load_row(tx, share_id)
-            if row is not None and _is_earlier(operations[index], row) and not tx.is_round_closed(row.round_no):
-                waiting[index] = row
-    return waiting
+    for share_id in sorted(earlier):  # locked in order of id, as by hosts that claim them
+        row = load_row(tx, share_id)
+        if row is not None and not tx.is_round_closed(row.round_no):
+            waiting |= {index: row for index in earlier[share_id] if _is_earlier(operations[index], row)}
+    return damaged, waiting
 
 
 def _is_earlier(operation: EnqueueOperation, row: ShareRow) -> bool:
@@ -170,26 +173,6 @@ def _replace_waiting(tx: Transaction, row: ShareRow, operation: EnqueueOperation
     """Delete a waiting share. Returns the row to store in place of it: with the due time of this post."""
     delete_share(tx, row.id, row.round_no, row.state)
     return _move_up(row, operation)._replace(id=tx.allocate_id())
-
-
-def _read_known(tx: Transaction, taken: Mapping[int, TakenShare]) -> dict[int, StoredShare]:
-    """Return the rows of the known shares that are not confirmed, by id; one query for all of them."""
-    ids = {known.id_by_mac for known in taken.values() if known.id_by_mac is not None and not known.is_confirmed}
-    return {share.id: share for share in tx.read_stored_shares(sorted(ids))} if ids else {}
-
-
-def _find_damaged(
-    tx: Transaction, taken: Mapping[int, TakenShare], stored: Mapping[int, StoredShare]
-) -> dict[int, int]:
-    """Return the rows of the known shares that are damaged, by index of the post."""
-    return {
-        index: known.id_by_mac
-        for index, known in taken.items()
-        if not known.is_confirmed
-        and known.id_by_mac is not None
-        and known.id_by_mac in stored
-        and _is_damaged(tx, stored[known.id_by_mac])
-    }
 
 
 def _is_damaged(tx: Transaction, share: StoredShare) -> bool:
