@@ -43,7 +43,6 @@ class QueuedShare:
         id: the row's id; never reused.
         share: as the wallet posted it.
         nullifier: 32 bytes.
-        state: WITNESSED in results of `claim_due`.
         due_ms: Unix milliseconds at which it was due.
         attempts: attempts spent so far.
         crashes: prover workers that crashed on it so far.
@@ -55,7 +54,6 @@ class QueuedShare:
     id: int
     share: Share
     nullifier: bytes = field(repr=False)
-    state: ShareState
     due_ms: int
     attempts: int
     crashes: int

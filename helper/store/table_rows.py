@@ -177,7 +177,6 @@ class ShareRow(NamedTuple):
             id=self.id,
             share=self.to_share(),
             nullifier=self.nullifier,
-            state=ShareState(self.state),
             due_ms=self.due_ms,
             attempts=self.attempts,
             crashes=self.crashes,

@@ -69,7 +69,7 @@ async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: 
     if wrong == "root":
         pipeline.prover.root = b"\xff" * 32
     else:
-        queued = type(queued)(queued.id, create_share(2), queued.nullifier, queued.state, queued.due_ms, 0, 0, None)
+        queued = type(queued)(queued.id, create_share(2), queued.nullifier, queued.due_ms, 0, 0, None)
     assert not await pipeline.revealer.prove(queued)
     assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 1)
     assert pipeline.query_rows("SELECT count(*) FROM reveals") == [(0,)]

@@ -181,12 +181,11 @@ async def test_due_buckets_and_ready_counts(store: Store) -> None:
     await enqueue_shares(store, 1, 2, 3)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 90)
     await enqueue_shares(store, 5, submit_at=int(NOW) + 150)
-    first, second, _ = await claim_all_due(store)
+    first, *_ = await claim_all_due(store)
     await store.run(shares.fail, first.id, stage="proof", note="no")
 
     assert await store.count_ready(now=NOW) == {ROUND: 0}
     assert await store.count_ready(now=NOW + 100) == {ROUND: 1}
-    assert second.state is ShareState.WITNESSED
     buckets = await store.count_by_due_bucket(ROUND, start=int(NOW) - 60, width=60, now=NOW + 100)
     assert sorted(buckets, key=lambda group: (group.state, group.index)) == [
         DueBucket(ShareState.RECEIVED, is_due=True, index=2, count=1),

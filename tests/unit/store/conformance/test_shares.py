@@ -46,7 +46,7 @@ async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> N
     (queued,) = await claim_all_due(store, now=NOW + 100)
     assert queued.share == posted.share
     assert queued.nullifier == posted.nullifier
-    assert queued.state is ShareState.WITNESSED
+    assert await store.count_unconfirmed(ROUND) == {ShareState.WITNESSED: 1}
     assert queued.due_ms == (int(NOW) + 100) * 1000
     assert (queued.attempts, queued.crashes, queued.proved_height) == (0, 0, None)
 
