@@ -21,7 +21,7 @@ class Actor:
     """The user who performs an operator action.
 
     Attributes:
-        uid: the user id reported by the kernel.
+        uid: reported by the kernel.
         name: the user name, or the user id if it has none.
         channel: "socket" through the running helper, "file" on the database while no helper is running.
     """
@@ -54,14 +54,11 @@ class ExportedShare:
 
     Attributes:
         share: as the wallet posted it.
-        received_ms: Unix milliseconds of its arrival.
-        state: its state; never SUBMITTED.
+        state: never SUBMITTED.
         due_ms: Unix milliseconds at which it is processed next.
-        attempts: attempts spent so far.
         crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
-        stage: stage of its last event.
-        note: text of its last event.
+        stage: that of its last event, as `note`.
         history: its events, oldest first.
         reveal: its message, if it may have been sent, as `RevealRow.of` returns it.
     """
@@ -112,7 +109,6 @@ class ImportedShare:
     """Result of importing one share.
 
     Attributes:
-        result: the result.
         ref: the share's reference in this queue, None if it has none (`UNKNOWN`, `INVALID`).
         round_id: its round, None if the line could not be parsed.
     """
@@ -123,7 +119,7 @@ class ImportedShare:
 
 
 ValidatedShare = tuple[ExportedShare, bytes]
-"""An imported share, and its nullifier (32 bytes) as computed by this helper."""
+"""An imported share, and its nullifier as computed by this helper."""
 
 RowVersion = tuple[int, bytes]
 """Identifies a version of a live row: its id and its row check."""

@@ -1,7 +1,7 @@
 """Types that the store accepts and returns.
 
-Plain data: raw bytes for ids and hashes, Unix seconds for times, Unix milliseconds if the name ends in `_ms`. No repr
-contains a witness field, a nullifier or a message.
+Plain data: 32 raw bytes for ids of rounds, nullifiers and hashes, Unix seconds for times, Unix milliseconds if the name
+ends in `_ms`. No repr contains a witness field, a nullifier or a message.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ class QueuedShare:
     """A claimed share.
 
     Attributes:
-        id: the row's id; never reused.
-        share: as the wallet posted it.
-        nullifier: 32 bytes.
-        due_ms: Unix milliseconds at which it was due.
-        attempts: attempts spent so far.
+        id: of its row; never reused.
         crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
         first_due_ms: Unix milliseconds at which its first attempt was due.
@@ -63,7 +59,7 @@ class QueuedShare:
 
     @property
     def round_id(self) -> bytes:
-        """32 bytes."""
+        """Id of its round."""
         return self.share.round_id
 
 
@@ -73,9 +69,8 @@ class PreparedReveal:
 
     Attributes:
         message: the transaction: 0x04 and the protobuf.
-        tx_hash: 32 bytes, SHA-256 of `message`.
+        tx_hash: SHA-256 of `message`.
         anchor_height: height of the tree root that the proof refers to.
-        circuit: name of the circuit generation.
         height: the chain's height when the proof was made.
     """
 
@@ -91,18 +86,12 @@ class SentReveal:
     """A reveal message that is on disk and may have been sent.
 
     Attributes:
-        share_id: the row id of its share.
-        round_id: 32 bytes.
-        nullifier: 32 bytes.
-        prepared: the message, its anchor and its circuit.
         sends: number of sends that were started.
         first_sent_height: chain height at the first send, None before it.
         last_sent_height: chain height at the latest send.
         last_endpoint: name of the endpoint of the latest send.
         last_outcome: result of the latest send, None while unknown.
-        attempts: attempts of the share spent so far.
-        due_ms: Unix milliseconds at which the share was due.
-        first_due_ms: Unix milliseconds at which its first attempt was due.
+        first_due_ms: Unix milliseconds at which the share's first attempt was due.
         rank: the share's sort key among those due in the same millisecond.
         is_first_attempt: no attempt failed for the share before this message.
         is_first_message: the share never had another message, so none of its data was sent before this one.
@@ -130,10 +119,7 @@ class StoredRound:
     """A round as the chain last listed it, and this helper's marks.
 
     Attributes:
-        round_id: 32 bytes.
         status: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING.
-        vote_end_time: Unix seconds.
-        created_at_height: block height.
         proposals: (proposal id, its option indexes), in the chain's order.
         closed_at: Unix seconds at which the round was found to be closed by the chain, None before.
         alerted_at: Unix seconds at which unconfirmed shares were reported, None before.
@@ -150,13 +136,7 @@ class StoredRound:
 
 @dataclass(frozen=True, slots=True)
 class DamagedShare:
-    """A row that failed its check; it is quarantined and never processed.
-
-    Attributes:
-        ref: the share's reference; it may itself be damaged.
-        round_id: normally 32 bytes; it may itself be damaged.
-        state: the state in the row; it may itself be damaged.
-    """
+    """A row that failed its check; it is quarantined and never processed. Any of these columns may be damaged too."""
 
     ref: str
     round_id: bytes
@@ -165,14 +145,7 @@ class DamagedShare:
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """Selects shares; None omits a condition.
-
-    Attributes:
-        round_id: only shares of this round.
-        state: only shares in this state.
-        due_before_ms: only shares due before this time, in Unix milliseconds.
-        stage: only shares whose last event was in this stage.
-    """
+    """Selects shares; None omits a condition. `stage` is that of a share's last event."""
 
     round_id: bytes | None = None
     state: ShareState | None = None
@@ -201,10 +174,7 @@ class HistoryEntry:
     """An event in the history of a share.
 
     Attributes:
-        at_ms: Unix milliseconds.
         stage: where it happened ("accepted", "proof", "broadcast", …).
-        note: a short text.
-        spent_attempt: whether it spent an attempt.
     """
 
     at_ms: int
@@ -232,11 +202,8 @@ class ShareDetails:
     """Details of one live share for operators.
 
     Attributes:
-        entry: its entry in the list.
-        received_ms: Unix milliseconds of its arrival.
         vote_end_time: Unix seconds at which voting ends, None if the round is not known.
         history: its events, oldest first; the latest part of a very long history.
-        attempts_by_stage: attempts spent, by stage.
         transaction: its message, if it may have been sent.
     """
 
@@ -270,10 +237,7 @@ class DueBucket:
     """Number of shares of a round in the same state and the same interval of due times.
 
     Attributes:
-        state: their state.
-        is_due: whether they are due.
         index: number of the interval, from 0; below 0 and beyond the end of the round too.
-        count: number of shares.
     """
 
     state: ShareState
@@ -309,9 +273,7 @@ class RetryingShares:
     Attributes:
         round: id of the round, hex.
         stage: the stage that failed.
-        reason: why it failed.
         minute: minutes until they are due, rounded down.
-        count: number of shares.
         next: Unix seconds of the first retry.
     """
 

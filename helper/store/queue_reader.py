@@ -135,7 +135,7 @@ def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
 
 
 class QueueReader:
-    """Queries for operators. Results contain no witness field, position or nullifier.
+    """Queries for operators. Results contain no witness field, position or nullifier. `now` is in Unix seconds.
 
     Every method may raise `StoreError`.
 
@@ -221,11 +221,7 @@ class QueueReader:
         return [PurgedShares(day * _DAY_SECONDS, *counted) for day, *counted in rows]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
-        """Return the due times of the pending shares by round; rounds without pending shares are omitted.
-
-        Args:
-            now: Unix seconds.
-        """
+        """Return the due times of the pending shares by round; rounds without pending shares are omitted."""
         forecasts: dict[bytes, DueForecast] = {}
         now_ms = int(now * 1000)
         times: dict[str, Column] = {"now_ms": now_ms, "until_ms": now_ms + 60_000 * MINUTES_AHEAD}
@@ -239,11 +235,7 @@ class QueueReader:
         return forecasts
 
     async def list_retries(self, *, now: float) -> list[RetryingShares]:
-        """Return the shares that wait for a retry, grouped by round, failure and minute.
-
-        Args:
-            now: Unix seconds.
-        """
+        """Return the shares that wait for a retry, grouped by round, failure and minute."""
         rows = await self._operator_reader.fetch("retries", {"now_ms": int(now * 1000)})
         return [
             RetryingShares(round_id.hex(), stage, note, minute, count, next_ms / 1000)
@@ -251,21 +243,13 @@ class QueueReader:
         ]
 
     async def count_ready(self, *, now: float) -> dict[bytes, int]:
-        """Return the number of waiting shares that are due, by round.
-
-        Args:
-            now: Unix seconds.
-        """
+        """Return the number of waiting shares that are due, by round."""
         return dict(await self._operator_reader.fetch("ready_counts", {"now_ms": int(now * 1000)}))
 
     async def count_by_due_bucket(self, round_id: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
         """Return the number of live shares of a round by state and due time, in intervals of `width` seconds.
 
-        Args:
-            round_id: 32 bytes.
-            start: Unix seconds at which interval 0 begins.
-            width: seconds.
-            now: Unix seconds.
+        Interval 0 begins at `start`, in Unix seconds.
         """
         params: dict[str, Column] = {
             "round_id": round_id,

@@ -46,11 +46,6 @@ class EnqueueOperation:
     QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
     its key is known in any state or its nullifier is spent, CLOSED if another host has closed its round; then nothing
     changes.
-
-    Attributes:
-        share: as it was posted.
-        nullifier: 32 bytes.
-        now: Unix seconds.
     """
 
     share: Share
@@ -375,13 +370,8 @@ def retry_failed(
 
     A share that is RECEIVED and waits for a retry is changed in the same way.
 
-    Args:
-        tx: the transaction.
-        ids: row ids; the caller bounds their number, so that wallets never wait long.
-        query: the filter that they must match.
-        closed: closed rounds, in addition to those marked closed; their shares remain failed.
-        note: text of the history entry.
-        dry_run: only count.
+    The caller bounds the number of shares, so that wallets never wait long. Shares of `closed` rounds, and of those
+    marked closed, remain failed. With `dry_run`, they are only counted.
 
     Returns:
         How many were `retried`, and how many are unchanged because their round is `closed`, or because they were
@@ -413,14 +403,8 @@ def requeue_failed(
 ) -> ShareRow:
     """Make a share RECEIVED at the time of its first attempt, with attempts reset and without its message.
 
-    Args:
-        row: a sound row in FAILED, or in RECEIVED while it waits for a retry, read in this transaction.
-        stage: stage of the history entry.
-        note: text of the history entry.
-        proved_height: chain height of a proof made on another machine, None for no change.
-
-    Returns:
-        The new row.
+    The row is sound, FAILED or waiting for a retry, and was read in this transaction. `proved_height` is that of a
+    proof on another machine. Returns the new row.
     """
     change = Transition(
         IDLE_STATES,

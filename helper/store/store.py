@@ -188,14 +188,10 @@ class Store(QueueReader, ABC):
         return bool(key_rows and await self._reader.fetch("is_spent", (key_rows[0][0], nullifier)))
 
     async def list_due(self, round_id: bytes, *, now: float, limit: int, by_rank: bool) -> list[DueShare]:
-        """Return the first due shares of a round, without claiming them.
+        """Return the first due shares of a round, by due time and rank, without claiming them.
 
-        Args:
-            round_id: 32 bytes.
-            now: Unix seconds.
-            limit: maximum number.
-            by_rank: in this helper's own order, else by due time and rank. Hosts begin at different ranks, so that
-                they do not claim the same shares. All due shares of the round are read: 20 ms of CPU per 100,000.
+        With `by_rank`, they are in this helper's own order. Hosts begin at different ranks, so that they do not claim
+        the same shares. All due shares of the round are then read: 20 ms of CPU per 100,000.
         """
         params: dict[str, Any] = {"round_id": round_id, "now_ms": int(now * 1000), "limit": limit}
         rows = (

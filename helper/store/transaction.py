@@ -59,9 +59,7 @@ class StoredShare(NamedTuple):
     """A live row, damaged or not.
 
     Attributes:
-        id: id of the row.
-        row: the row, None if it does not exist or was quarantined as unreadable.
-        is_quarantined: whether it was quarantined.
+        row: None if it does not exist or was quarantined as unreadable.
     """
 
     id: int
@@ -77,12 +75,7 @@ class StoredShare(NamedTuple):
 
 
 class RoundKey:
-    """A round's number in this database, and the MAC key of its shares.
-
-    Args:
-        no: the number.
-        mac_key: 32 bytes.
-    """
+    """A round's number in this database, and the MAC key of its shares."""
 
     __slots__ = ("_mac", "no")
 
@@ -144,7 +137,6 @@ class Transaction(ABC):
     """Database interface of operations: named statements, and state collected until the commit.
 
     Attributes:
-        keys: the database's own keys.
         clock: source of the times in history entries.
         pending_counts: pending changes of the counters, by round number and state.
         damaged_shares: rows that were quarantined in this batch.

@@ -27,9 +27,6 @@ class Transition:
 
     Attributes:
         sources: accepted current states; each must be the target itself or have a legal transition in `TRANSITIONS`.
-        target: the new state.
-        stage: stage of the history entry.
-        note: text of the history entry.
         due_ms: the new due time, None for no change.
         attempts: attempts to add, None to reset attempts and crashes to 0.
         crashes: prover crashes to add.
