@@ -12,7 +12,7 @@ import typer
 
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import ConfigOption, print_message
-from helper.store.factory import refuse_host_in_use, refuse_root, refuse_unsuitable_disk
+from helper.store.factory import check_before_start
 
 
 @contextmanager
@@ -55,9 +55,7 @@ def serve(
         return
     settings.require_nodes()
     if not settings.helper.disable:
-        refuse_root(settings)
-        refuse_unsuitable_disk(settings)
-        refuse_host_in_use(settings)
+        check_before_start(settings)
     with _defer_garbage_collection():
         # Imported after these checks, which a second service on the same database fails within a second.
         from helper.app.startup import serve_until_signal  # noqa: PLC0415

@@ -63,47 +63,31 @@ def read_file_encryption(key_file: str) -> RowEncryption:
     return RowEncryption(read_keyring(Path(key_file)))
 
 
-def refuse_host_in_use(config: Config) -> None:
-    """Refuse to start if another process uses the database file, or this host's name on the shared database.
+def check_before_start(config: Config) -> None:
+    """Refuse to start a helper with a database that it could not use, before most modules are imported.
 
-    An early check before most modules are imported; the store acquires file or name when it opens.
+    The store checks file or host name again when it acquires them.
 
     Raises:
-        StoreLocked: another process uses it.
-        StoreError: the URL is not valid, or a required package is not installed.
+        StoreLocked: another process uses the database file, or this host's name on the shared database.
+        StoreError: the file is in a directory of another user, who could not use the files that root creates, or on a
+            file system that may lose or damage it; or the URL is not valid, or a required package is not installed.
     """
-    if not config.store.url:
-        if is_locked(config.db_path):
-            raise StoreLocked(f"another helper has this database open: {config.db_path}")
+    if config.store.url:
+        with require_postgres_packages():
+            from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above
+        refuse_host_name_in_use(_create_connection_settings(config))
         return
-    with require_postgres_packages():
-        from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415 - as above
-    refuse_host_name_in_use(_create_connection_settings(config))
-
-
-def refuse_root(config: Config) -> None:
-    """Refuse to start as root with a database file in a directory of another user, who could not use the new files.
-
-    Raises:
-        StoreError: it is one.
-    """
     directory = Path(os.path.realpath(config.db_path)).parent
-    if os.geteuid() == 0 and not config.store.url and directory.exists() and (owner := directory.stat().st_uid):
+    if os.geteuid() == 0 and directory.exists() and (owner := directory.stat().st_uid):
         raise StoreError(
             f"{directory} belongs to user {owner}, who could not use the files that root creates there",
             advice="Start the helper as that user: `systemctl start svote-helper`.",
         )
-
-
-def refuse_unsuitable_disk(config: Config) -> None:
-    """Refuse to start with a database file on a file system that may lose or damage it.
-
-    Raises:
-        StoreError: the file system is not suitable.
-    """
-    if not config.store.url:
-        with suppress(OSError):  # without /proc
-            refuse_unsuitable_file_system(config.db_path, MOUNTS_FILE.read_text("utf-8", "surrogateescape"))
+    with suppress(OSError):  # without /proc
+        refuse_unsuitable_file_system(config.db_path, MOUNTS_FILE.read_text("utf-8", "surrogateescape"))
+    if is_locked(config.db_path):
+        raise StoreLocked(f"another helper has this database open: {config.db_path}")
 
 
 def check_shared_database(config: Config) -> float | None:
