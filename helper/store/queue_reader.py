@@ -65,25 +65,6 @@ class ListedShare(NamedTuple):
     vote_end_time: int | None = None
 
 
-async def list_shares(reader: RowReader, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """Return the first shares that match, by due time. Shares that were quarantined as unreadable always match.
-
-    The states are read from one snapshot: otherwise a share that changes its state between two queries is not listed.
-    """
-    params: dict[str, Column] = {**to_query_params(query), "limit": limit}
-    queries: list[tuple[str, Params]] = []
-    if query.state in {None, ShareState.RECEIVED}:
-        round_ids = [(query.round_id,)] if query.round_id is not None else await reader.fetch("all_round_ids", ())
-        queries += [("list_waiting", {**params, "round_id": round_id}) for (round_id,) in round_ids]
-    for state in sorted({ShareState.WITNESSED, ShareState.FAILED, ShareState.BROADCAST}):
-        if query.state in {None, state}:
-            queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
-    entries = [to_queue_entry(ListedShare(*row)) for row in await reader.fetch_snapshot(queries)]
-    damaged = [DamagedShare(*row[1:]) for row in await reader.fetch("damaged")]
-    entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for share in damaged if share == UNREADABLE_SHARE]
-    return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
-
-
 def to_query_params(query: QueueFilter) -> dict[str, Column]:
     """Return due time and stage of a filter as query parameters."""
     return {
@@ -154,8 +135,24 @@ class QueueReader:
         return counts
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
-        """Return the first `limit` live shares that match, by due time."""
-        return await list_shares(self._operator_reader, query, limit)
+        """Return the first shares that match, by due time. Shares that were quarantined as unreadable always match.
+
+        The states are read from one snapshot: otherwise a share that changes its state between two queries is not
+        listed.
+        """
+        params: dict[str, Column] = {**to_query_params(query), "limit": limit}
+        queries: list[tuple[str, Params]] = []
+        if query.state in {None, ShareState.RECEIVED}:
+            rounds = [(query.round_id,)] if query.round_id else await self._operator_reader.fetch("all_round_ids")
+            queries += [("list_waiting", {**params, "round_id": round_id}) for (round_id,) in rounds]
+        for state in sorted({ShareState.WITNESSED, ShareState.FAILED, ShareState.BROADCAST}):
+            if query.state in {None, state}:
+                queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
+        rows = await self._operator_reader.fetch_snapshot(queries)
+        entries = [to_queue_entry(ListedShare(*row)) for row in rows]
+        unreadable = [share for share in await self.list_damaged() if share == UNREADABLE_SHARE]
+        entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for _ in unreadable]
+        return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
 
     async def get_share_details(self, share_ref: str) -> ShareDetails | None:
         """Return details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).
