@@ -47,10 +47,7 @@ def create_store(config: Config, clock: Clock) -> Store:
 
 
 def read_file_encryption(key_file: str) -> RowEncryption:
-    """Return the encryption of a database file with the keys of a key file.
-
-    Args:
-        key_file: path of the key file, `[store] key_file`; empty for none.
+    """Return the encryption of a database file with the keys of a key file; "" for none.
 
     Raises:
         StoreError: the key file cannot be used.

@@ -94,10 +94,7 @@ class Keyring:
         return self.encrypt(_PROBE_TEXT).hex()
 
     def check_probe(self, probe: str | None) -> bytes:
-        """Check that these keys can decrypt a key check value.
-
-        Args:
-            probe: as returned by `make_probe`, None if the stored one is damaged.
+        """Check that these keys can decrypt a key check value; None for a damaged one.
 
         Returns:
             Identifier of its key.

@@ -110,14 +110,10 @@ def add_rescan(ledger: Ledger, first: int) -> Ledger:
 def next_heights(
     ledger: Ledger, within: BlockRange, deferred: Mapping[int, float], now: float, limit: int
 ) -> tuple[int, ...]:
-    """The unread heights to read next, newest first, at most `limit`.
+    """The unread heights within a range to read next, newest first, at most `limit`.
 
-    Args:
-        ledger: which heights are read.
-        within: the heights to select from, none above the agreed one: no node is asked for a block above it.
-        deferred: heights that could not be read, with the time of the next attempt. They delay no other height.
-        now: the present time, on the clock of `deferred`.
-        limit: the greatest number of heights.
+    The range has no height above the agreed one: no node is asked for such a block. `deferred` has heights that could
+    not be read, with the time of the next attempt; they delay no other height.
     """
     heights: list[int] = []
     for low, high in reversed(find_unread(ledger, *within)):

@@ -28,12 +28,7 @@ CHECK_SECONDS: Final = 3600.0
 async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], clock: Clock) -> None:
     """Check the database every hour, and within a minute after damage was met, until cancelled.
 
-    A failed check is logged and repeated the next time.
-
-    Args:
-        store: the database.
-        is_responsible: whether this host runs the checks; exactly one host of a cluster does.
-        clock: the clock.
+    A failed check is logged and repeated the next time. Exactly one host of a cluster is responsible.
     """
     due = clock.monotonic()
     while True:

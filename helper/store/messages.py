@@ -89,10 +89,8 @@ def record_outcome(tx: Transaction, share_id: int, *, outcome: str, decide_heigh
 def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
     """Convert rows of the query `unconfirmed` to messages.
 
-    Args:
-        rows: each has the columns of a share with its round id, those of its message (NULL if it has none), and two
-            counts of history entries: all, and those about messages.
-        row_key: the key of the row checks.
+    A row has the columns of a share with its round id, those of its message (NULL if it has none), and two counts of
+    history entries: all, and those about messages.
 
     Returns:
         The messages, and the ids of the shares with a damaged row.

@@ -15,7 +15,7 @@ the row check, a keyed hash of all fields before they are sealed: one that was m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,14 +39,9 @@ _SHARE_AND_REVEAL_WIDTH: Final = _SHARE_WIDTH + len(REVEAL_COLUMNS)
 _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
 """The fields of a missing message in a LEFT JOIN."""
 
-EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
-
 
 class RowEncryption:
     """Converts statement parameters to stored columns, and rows to what the operations expect.
-
-    Args:
-        keyring: the keys of the database, None for a file without a key.
 
     Attributes:
         keyring: the keys of the database, None for a file without a key.
@@ -57,7 +52,7 @@ class RowEncryption:
         self._cipher: Keyring | NullCipher = NullCipher() if keyring is None else keyring
         # Decrypted for each posted share; there are few rounds.
         self._open_round_key = self._open if keyring is None else lru_cache(_CACHED_ROUND_KEYS)(self._open)
-        self._encrypt: dict[str, Callable[[Any], EncryptedParams]] = {
+        self._encrypt: dict[str, Callable[[Any], Params]] = {
             "add_share": self.encrypt_share,
             "add_reveal": self.encrypt_reveal,
             "add_round_key": self.encrypt_round_key,
@@ -86,7 +81,7 @@ class RowEncryption:
         """Whether there is a key."""
         return self.keyring is not None
 
-    def encrypt_params(self, name: str, params: Params) -> EncryptedParams:
+    def encrypt_params(self, name: str, params: Params) -> Params:
         """Return the parameters of a statement, with sealed columns."""
         convert = self._encrypt.get(name)
         return params if convert is None else convert(params)

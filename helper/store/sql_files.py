@@ -60,11 +60,7 @@ def postgres_statements() -> Mapping[str, bytes]:
 def check_version(version: int, latest: int, name: str, *, upgrade: str = "") -> None:
     """Refuse a schema that this version of the helper cannot use.
 
-    Args:
-        version: the schema's version; 0 for one without tables.
-        latest: that of this helper.
-        name: name of the database in messages.
-        upgrade: how to upgrade the schema, to refuse one that must be upgraded first.
+    A schema without tables has version 0. With `upgrade`, an advice, one that must be upgraded first is refused too.
 
     Raises:
         StoreForeign: it is from before the first release or newer than this helper, or must be upgraded.

@@ -360,11 +360,7 @@ def read_mark(rows: Sequence[Row]) -> CopyMark | None:
 
 
 def refuse_marked(rows: Sequence[Row], label: str) -> None:
-    """Refuse to use a database that a copy has marked.
-
-    Args:
-        rows: result of the query `get_marks`.
-        label: name of the database for messages.
+    """Refuse to use a database that a copy has marked, with the result of the query `get_marks`.
 
     Raises:
         StoreMoved: it is marked; the message says where the queue is.

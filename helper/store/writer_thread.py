@@ -169,10 +169,7 @@ class WriterThread(ABC, Generic[TransactionT]):
     ) -> T:
         """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
 
-        Args:
-            op: the operation.
-            after_erasure: return only after deleted rows are erased from the files, if the engine erases.
-            is_exclusive: run it alone in its transaction if hosts share the database; see `exclusive`.
+        With `after_erasure`, it returns only after deleted rows are erased from the files, if the engine erases.
 
         Raises:
             StoreError: none of its changes were stored, as far as known.

@@ -39,12 +39,9 @@ def file_size(path: Path) -> int:
 
 
 def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
-    """Refuse to open a database if it or its WAL was moved, replaced or deleted after a crash.
+    """Refuse to open a database, at its resolved path, that was moved, replaced or deleted after a crash, or its WAL.
 
-    Args:
-        database: the resolved path.
-        lock: the acquired lock.
-        clean: whether the last run ended cleanly, as returned by `FileLock.acquire`.
+    `clean` is what `FileLock.acquire` returned.
 
     Raises:
         StoreDisplaced: the database is missing or was replaced, or its write-ahead log is missing.
@@ -100,11 +97,7 @@ def _has_other_run(database: Path, run: str) -> bool:
 
 
 class PathMonitor:
-    """Detects that an open database or its write-ahead log was moved, replaced or deleted.
-
-    Args:
-        database: the unresolved path of the database; SQLite has the file and its WAL open.
-    """
+    """Detects that an open database, at its unresolved path, or its WAL was moved, replaced or deleted."""
 
     def __init__(self, database: Path) -> None:
         self._database = database

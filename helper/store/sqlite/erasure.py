@@ -86,13 +86,7 @@ class ErasureSchedule:
         return 0.0 if since is None else max(0.0, now - since)
 
     def next_action(self, now: float, *, is_idle: bool, changes: int) -> Action:
-        """Return the action that is due now.
-
-        Args:
-            now: monotonic time.
-            is_idle: whether no jobs are waiting for the writer.
-            changes: rows changed so far.
-        """
+        """Return the action that is due now. The writer is idle if no jobs are waiting for it."""
         if self.has_failed and now < self._retry_at:
             return Action.NONE
         if self._deadline is not None and (is_idle or now >= self._deadline):
@@ -126,14 +120,7 @@ class ErasureSchedule:
         self._checkpoint_changes = changes
 
     def slice_scrubbed(self, pages: int, *, began: float, now: float, changes: int) -> None:
-        """Record that a slice was scrubbed.
-
-        Args:
-            pages: number of pages that are still unscrubbed.
-            began: monotonic time at which the checkpoint began.
-            now: monotonic time.
-            changes: rows changed so far.
-        """
+        """Record that a slice was scrubbed, after a checkpoint that began at `began`; `pages` are still unscrubbed."""
         self.unscrubbed = pages
         self._next_slice_at, self._slice_changes = now + SLICE_PAUSE_FACTOR * (now - began), changes
 
@@ -157,15 +144,9 @@ MAX_PAGES: Final = 2**24 - 1
 
 
 def note_stale(stale: set[int], wal: Path, frames: range, page_size: int) -> None:
-    """Update the set of pages with stale bytes from frames of a WAL.
+    """Update the numbers (from 1) of pages with stale bytes from frames of a WAL (numbered from 0).
 
-    A page is stale if its newest copy has nonzero bytes in its gap.
-
-    Args:
-        stale: page numbers, from 1; modified.
-        wal: the WAL file.
-        frames: range of frame numbers, from 0; the checkpoint reported all of them as valid.
-        page_size: bytes of a page.
+    A page is stale if its newest copy has nonzero bytes in its gap. The checkpoint reported all frames as valid.
 
     Raises:
         OSError: they cannot be read, or the file ends before them.
@@ -176,16 +157,10 @@ def note_stale(stale: set[int], wal: Path, frames: range, page_size: int) -> Non
 
 
 def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int, *, again: bool = False) -> int:
-    """Zero the gaps of these pages in the file, and sync it if any was not zero.
+    """Zero the gaps of these pages (numbered from 1) in the file, and sync it if any was not zero.
 
-    Args:
-        db_fd: the database file, open for reading and writing.
-        numbers: the pages, from 1; pages past the end of the file are skipped.
-        page_size: bytes of a page.
-        again: write zeros even if the gap already contains only zeros.
-
-    Returns:
-        The number of gaps that were written.
+    Pages past the end of the file are skipped. With `again`, zeros are written even over zeros. Returns the number of
+    gaps that were written.
     """
     cleaned = 0
     for number in sorted(numbers):
@@ -219,12 +194,7 @@ PAGES_PER_SCRUB: Final = 1024
 
 
 class Eraser:
-    """Checkpoints and erases. Used only on the writer thread.
-
-    Args:
-        conn: the writing connection; no transaction is open when a method is called.
-        path: the database file.
-        clock: only its monotonic time is used.
+    """Checkpoints and erases. Used only on the writer thread, and never while a transaction is open.
 
     Attributes:
         scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
@@ -263,11 +233,7 @@ class Eraser:
         return self._schedule.longest_wait()
 
     def run_due(self, *, idle: bool) -> None:
-        """Run the due checkpoint or erasure. Called after each commit, and if no work arrives within `max_wait`.
-
-        Args:
-            idle: whether no jobs are waiting for the writer.
-        """
+        """Run the due checkpoint or erasure. Called after each commit, and if no work arrives within `max_wait`."""
         action = self._schedule.next_action(self._clock.monotonic(), is_idle=idle, changes=self._conn.total_changes)
         if action is not Action.NONE:
             self._checkpoint(truncate=action is Action.ERASE)

@@ -72,9 +72,7 @@ def not_a_database(name: str) -> StoreForeign:
 def translate(error: BaseException, name: str = "") -> BaseException:
     """Return the `StoreError` for an error of SQLite; any other error unchanged.
 
-    Args:
-        error: the error.
-        name: name of the file, for the first access to it: it may not be a database.
+    At the first access to a file, which may not be a database, `name` is its name.
     """
     if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes a damaged schema
         return StoreCorrupt("the database is damaged: its schema is invalid")
@@ -104,10 +102,6 @@ MIN_FREE_BYTES: Final = 2**20
 
 class DiskHealth:
     """Reason why the database cannot be written. Updated by the writer thread, read from any thread.
-
-    Args:
-        path: the database file.
-        clock: only its monotonic time is used.
 
     Attributes:
         reason: why the last commit failed, None if it succeeded.

@@ -38,12 +38,7 @@ def refuse_unencrypted(stored: RowEncryption, configured: RowEncryption, name: s
 def open_encryption(conn: sqlite3.Connection, configured: RowEncryption, name: str) -> RowEncryption:
     """Return the encryption of a file after checking its keys; a new file is encrypted if there is a key.
 
-    Decrypts no row and writes nothing.
-
-    Args:
-        conn: a connection to a database of the helper, or to an empty file.
-        configured: made from the key file.
-        name: name of the file in messages.
+    The connection is to a database of the helper, or to an empty file. Decrypts no row and writes nothing.
 
     Raises:
         StoreKeyError: the file is encrypted, and a key that it needs is missing.
@@ -86,12 +81,8 @@ def _key_missing_error(name: str) -> StoreKeyError:
 def record_keys(conn: sqlite3.Connection, keyring: Keyring, *, only_first: bool = False) -> None:
     """Write the key check value, and the identifiers of the keys that rows may need, to an encrypted file.
 
-    Keys that the key file lacks are removed: no row needs them (see `open_encryption`).
-
-    Args:
-        conn: the writing connection.
-        keyring: the file's keys.
-        only_first: whether all rows are encrypted with the first key.
+    Keys that the key file lacks are removed: no row needs them (see `open_encryption`). With `only_first`, all rows are
+    encrypted with the first key.
     """
     first = keyring.key_ids[0]
     in_use = read_meta_value(conn.execute(sqlite_statements()["get_meta"], (KEYS_IN_USE,)).fetchall()) or ""

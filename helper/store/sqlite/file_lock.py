@@ -28,14 +28,11 @@ def refuse_non_file(database: Path) -> None:
 
 
 def refuse_second_name(database: Path) -> None:
-    """Refuse a database that has more than one hard link or is a mount point.
+    """Refuse a database, at its resolved path, that has more than one hard link or is a mount point.
 
     A path that is missing, inaccessible or not a regular file is accepted here; opening it fails later.
 
     Uses O_PATH descriptors. Closing an ordinary descriptor would release SQLite's locks on the file in this process.
-
-    Args:
-        database: the resolved path.
 
     Raises:
         StoreDisplaced: the file has, or may have, a second name.
@@ -105,9 +102,6 @@ class FileLock:
     closes any descriptor of a file loses its byte-range locks on it. Therefore acquire this lock before SQLite opens
     the database, and release it after every connection of the process is closed.
 
-    Args:
-        database: path of the database; symbolic links are resolved.
-
     Attributes:
         crashed_run: random identifier of the last run if it crashed after it had written the identifier to the
             database, else None.
@@ -123,10 +117,8 @@ class FileLock:
     def acquire(self, *, to_restore: bool = False) -> bool:
         """Acquire both locks without waiting.
 
-        If the database does not exist yet, call `lock_database` after creating it.
-
-        Args:
-            to_restore: accept an interrupted restore, because the caller restores the database again.
+        If the database does not exist yet, call `lock_database` after creating it. With `to_restore`, an interrupted
+        restore is accepted, because the caller restores the database again.
 
         Returns:
             Whether the last run ended cleanly, or there was none.

@@ -60,14 +60,7 @@ _APPLICATION_ID: Final = slice(68, 72)
 
 @dataclass(slots=True)
 class OpenedDatabase:
-    """An open database.
-
-    Attributes:
-        tx: the transaction that operations run in.
-        eraser: checkpoints and erases.
-        lock: the lock on the file.
-        path_monitor: detects that the files were moved.
-    """
+    """An open database."""
 
     tx: SqliteTransaction
     eraser: Eraser
@@ -204,15 +197,8 @@ def _open_locked(
 def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
     """Write a run identifier to the database, so that the next start recognizes the database after a crash.
 
-    After a crash, the identifier of the crashed run is used again, because database and lock file must have the same
-    identifier until the lock file is rewritten.
-
-    Args:
-        conn: the writing connection.
-        recorded: identifier of the crashed run in the lock file, None if there is none.
-
-    Returns:
-        The identifier; None if the disk is full.
+    After a crash, the identifier of the crashed run (`recorded`) is used again, because database and lock file must
+    have the same identifier until the lock file is rewritten. Returns the identifier; None if the disk is full.
     """
     run = recorded or secrets.token_hex(_RUN_BYTES)
     if read_meta_value(conn.execute(sqlite_statements()["get_meta"], (RUN_KEY,)).fetchall()) != run:
@@ -345,27 +331,19 @@ _LOCAL_FUSE: Final = {"fuse.fuse-overlayfs"}
 
 
 def is_unsuitable(kind: str) -> bool:
-    """Return whether a file system may not support a write-ahead log, or may not keep what was synced.
+    """Return whether a file system of this type may not support a write-ahead log, or may not keep what was synced.
 
     On such a file system (of a network, of a virtual machine's host, or in user space) SQLite reports no error: memory
     that processes share is not shared, locks do not lock, or fsync returns before the data is stored.
-
-    Args:
-        kind: its type in /proc/mounts.
     """
     is_in_user_space = kind == "fuse" or (kind.startswith(_FUSE_PREFIX) and kind not in _LOCAL_FUSE)
     return is_in_user_space or kind in _OF_NETWORKS | _OF_VIRTUAL_MACHINES
 
 
 def refuse_unsuitable_file_system(database: Path, mounts: str) -> None:
-    """Refuse a database on a file system that may lose acknowledged shares.
+    """Raise StoreError if a database is on a file system that may lose acknowledged shares.
 
-    Args:
-        database: path of the database.
-        mounts: content of /proc/mounts.
-
-    Raises:
-        StoreError: it is not suitable.
+    `mounts` is the content of /proc/mounts.
     """
     directory = Path(os.path.realpath(database)).parent
     kind = find_file_system_type(directory, mounts)
@@ -398,13 +376,8 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
     Do not call this while a helper is running: a reader blocks the truncation of the WAL and therefore the erasure of
     witnesses. A running helper checks the file itself.
 
-    Args:
-        path: the file.
-        clock: measures the time.
-        seconds: time limit.
-
     Returns:
-        Whether the check completed in time; no damage was found.
+        Whether the check completed in `seconds`; no damage was found.
 
     Raises:
         StoreForeign: it is not a database of this helper, or was written by a newer version.

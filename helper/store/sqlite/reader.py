@@ -37,12 +37,7 @@ _UNCREATED_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_REA
 def connect_read_only(
     database: Path, *, timeout: float = BUSY_SECONDS, check_same_thread: bool = True
 ) -> sqlite3.Connection:
-    """Open a database for queries.
-
-    Args:
-        database: the path.
-        timeout: seconds to wait while the database is locked.
-        check_same_thread: as for `sqlite3.connect`.
+    """Open a database for queries. The options are those of `sqlite3.connect`.
 
     Raises:
         StoreForeign: the path is not one of a file.
@@ -89,10 +84,6 @@ def require_readable(database: Path) -> None:
 
 class SqliteReader:
     """A read-only connection with its own thread.
-
-    Args:
-        path: the database file.
-        encryption: made from the key file.
 
     Attributes:
         encryption: that of the open file.
@@ -177,10 +168,7 @@ async def open_queue_file(
 ) -> AsyncIterator[QueueReader]:
     """Open a database file read-only for operator commands, without a running helper.
 
-    Args:
-        path: the file.
-        encryption: made from the key file.
-        allow_unencrypted: read a file that is not encrypted even with a key file, which the service refuses.
+    With `allow_unencrypted`, a file is read that the service refuses, because there is a key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing; or it is not encrypted, and must be.

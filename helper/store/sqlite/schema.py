@@ -47,11 +47,7 @@ class FileIdentity(NamedTuple):
         return self.application_id == ENCRYPTED_APPLICATION_ID
 
     def check(self, name: str, *, latest_only: bool = False) -> None:
-        """Refuse a file that this version of the helper cannot use.
-
-        Args:
-            name: name of the file in messages.
-            latest_only: also refuse a database that must be upgraded first.
+        """Refuse a file that this version of the helper cannot use; with `latest_only`, until it is upgraded.
 
         Raises:
             StoreForeign: it is empty, or belongs to another program or an incompatible version.
@@ -103,12 +99,7 @@ def check_file(conn: sqlite3.Connection, name: str, pragma: str) -> FileIdentity
 
 
 def migrate_schema(conn: sqlite3.Connection, *, is_encrypted: bool = False) -> None:
-    """Apply the missing migrations in one transaction.
-
-    Args:
-        conn: the writing connection.
-        is_encrypted: whether the file is encrypted, or is to be created as an encrypted one.
-    """
+    """Apply the missing migrations in one transaction, and record whether the file is (to be) encrypted."""
     version = read_identity(conn).version
     if version == latest_version():
         return

@@ -54,8 +54,7 @@ class Snapshot:
 
     Attributes:
         file: the content of a database file. Unless it is encrypted, it contains witnesses.
-        size: its size in bytes.
-        contents: its contents.
+        size: in bytes.
         read_seconds: duration of the read transaction.
     """
 
@@ -70,11 +69,6 @@ def take_snapshot(path: Path, clock: Clock, encryption: RowEncryption = UNENCRYP
     """Copy the database to a private file, and check the copy. The file is erased at the end.
 
     Root copies as the owner of the database.
-
-    Args:
-        path: the database file.
-        clock: measures the read transaction.
-        encryption: made from the key file.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing.
@@ -162,15 +156,7 @@ def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
 
 
 def check_image(image: bytes, name: str, encryption: RowEncryption = UNENCRYPTED) -> Contents:
-    """Check an image from its header to its rows.
-
-    Args:
-        image: the bytes of a database file.
-        name: its name in error messages.
-        encryption: made from the key file.
-
-    Returns:
-        Its contents.
+    """Check an image (the bytes of a database file) from its header to its rows, and return its contents.
 
     Raises:
         StoreKeyError: it is encrypted, and a key that it needs is missing.

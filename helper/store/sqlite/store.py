@@ -26,12 +26,9 @@ def reindex(tx: SqliteTransaction) -> None:
 
 
 class SqliteStore(Store):
-    """A store in one SQLite file.
+    """A store in one SQLite file, which is created with mode 0600 if it does not exist.
 
-    Args:
-        path: the database; created with mode 0600 if it does not exist.
-        clock: source of the times in history entries; measures the delay of erasure.
-        encryption: made from the key file; with a key, a new file is encrypted, and an unencrypted one is refused.
+    With a key, a new file is encrypted, and an unencrypted one is refused.
     """
 
     def __init__(

@@ -24,9 +24,7 @@ class SqliteTransaction(Transaction):
     """A transaction on the writer's SQLite connection.
 
     Attributes:
-        conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        encryption: encrypts and decrypts rows.
     """
 
     conn: sqlite3.Connection

@@ -28,16 +28,7 @@ log = structlog.get_logger("helper.store")
 
 
 class SqliteWriter(WriterThread[SqliteTransaction]):
-    """The writer thread of one database file.
-
-    Args:
-        path: the database file.
-        clock: used for erasure and for times in the database.
-        encryption: made from the key file.
-
-    Attributes:
-        disk_health: whether the database can be written.
-    """
+    """The writer thread of one database file."""
 
     def __init__(self, path: Path, clock: Clock, encryption: RowEncryption = UNENCRYPTED) -> None:
         super().__init__()
