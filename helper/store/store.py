@@ -18,7 +18,7 @@ from helper.store.rounds import LEAF_BYTES
 from helper.store.shares import EnqueueOperation
 from helper.store.table_rows import Row, read_meta_value, read_rounds
 from helper.store.transaction import RowReader, is_exclusive, read_round_key
-from helper.store.writer_thread import WriterStats, WriterThread
+from helper.store.writer_thread import WriterThread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -126,11 +126,6 @@ class Store(QueueReader, ABC):
     def erasure_pending_seconds(self) -> float:
         """Seconds for which deleted rows have not been erased from a database file; 0 if there are none."""
         return 0.0
-
-    @property
-    def stats(self) -> WriterStats:
-        """Counters of the writer thread since the start."""
-        return self._writer.stats
 
     async def ping_writer(self) -> None:
         """Return once the writer thread has run, regardless of the state of the disk."""

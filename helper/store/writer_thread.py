@@ -100,20 +100,11 @@ MAX_BATCH: Final = 512
 """Maximum number of operations per batch, so that the first one does not wait long for its commit."""
 
 
-@dataclass(slots=True)
-class WriterStats:
-    """Counters since the start: transactions, operations in them, failed transactions."""
-
-    commits: int = 0
-    operations: int = 0
-    failures: int = 0
-
-
 class WriterThread(ABC, Generic[TransactionT]):
     """A thread that runs operations in batches, each batch in one transaction.
 
     Attributes:
-        stats: counters since the start.
+        commits: number of committed transactions since the start.
         has_met_damage: whether an operation failed because the database is damaged, since this was last reset.
     """
 
@@ -123,7 +114,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Future[None] | None = None
         self._keys: DatabaseKeys | None = None
-        self.stats = WriterStats()
+        self.commits = 0
         self.has_met_damage = False
 
     @property

@@ -219,8 +219,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             self._roll_back()
             self._retry_or_fail(error, batch, in_doubt=in_doubt)
             return
-        self.stats.commits += 1
-        self.stats.operations += len(batch)
+        self.commits += 1
         self._report_damaged(tx)
         tx.has_deleted_rows = False
         deliver_results(batch)
@@ -236,7 +235,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
 
     def _retry_or_fail(self, error: Exception, batch: list[WriteJob], *, in_doubt: bool) -> None:
         """Retry a failed batch, in parts if it has more than one job, or fail its jobs."""
-        self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
         if isinstance(error, StoreUnconfirmed | psycopg.errors.QueryCanceled):  # another attempt may wait as long

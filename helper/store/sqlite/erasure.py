@@ -194,11 +194,7 @@ PAGES_PER_SCRUB: Final = 1024
 
 
 class Eraser:
-    """Checkpoints and erases. Used only on the writer thread, and never while a transaction is open.
-
-    Attributes:
-        scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
-    """
+    """Checkpoints and erases. Used only on the writer thread, and never while a transaction is open."""
 
     def __init__(self, conn: sqlite3.Connection, path: Path, clock: Clock) -> None:
         self._conn = conn
@@ -212,7 +208,6 @@ class Eraser:
         self._examined = (b"", 0)  # the WAL's header, and the number of its frames that were examined
         self._is_cache_stale = False  # the connection's cache may hold stale bytes that were scrubbed in the file
         self._schedule = ErasureSchedule()
-        self.scrubbed_gaps = 0
 
     @property
     def is_pending(self) -> bool:
@@ -336,10 +331,9 @@ class Eraser:
 
     def _scrub_pages(self, pages: set[int]) -> None:
         # After a failed fsync, zeros in the page cache may not be on disk, so they are written again.
-        cleaned = scrub_pages(self._fd, pages, self._page_size, again=self._schedule.has_failed)
+        if scrub_pages(self._fd, pages, self._page_size, again=self._schedule.has_failed):
+            self._is_cache_stale = True
         pages.clear()
-        self._is_cache_stale = self._is_cache_stale or cleaned > 0
-        self.scrubbed_gaps += cleaned
 
     def _drop_stale_cache(self) -> None:
         """Drop the connection's cache if it may contain the stale bytes of scrubbed pages.

@@ -131,7 +131,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         conn = tx.conn
         if self.disk_health.displaced is not None:
             # Do not checkpoint either: moved files must stay unchanged so that they match when moved back.
-            self.stats.failures += 1
             raise StoreDisplaced(f"nothing was written: {self.disk_health.displaced}")
         try:
             conn.execute("BEGIN IMMEDIATE")
@@ -142,7 +141,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             tx.flush_counts()
             conn.execute("COMMIT")
         except Exception as error:
-            self.stats.failures += 1
             self._roll_back(tx)
             for job in batch:
                 job.error = None
@@ -150,8 +148,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             raise
         if probe:
             self.disk_health.record_success()
-        self.stats.commits += 1
-        self.stats.operations += len(batch)
+        self.commits += 1
 
     def _count_changes(self, tx: SqliteTransaction) -> int:
         return tx.conn.total_changes

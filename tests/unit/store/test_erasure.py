@@ -339,8 +339,7 @@ def test_scrubbed_bytes_are_not_restored_from_cache(
     if in_between:
         monkeypatch.setattr(erasure, "CHANGES_PER_CHECKPOINT", 1)
         eraser.run_due(idle=False)
-        assert eraser.scrubbed_gaps > 0
-        assert count_occurrences(path, deleted)["queue.db-wal"] > 0
+        assert list(count_occurrences(path, deleted)) == ["queue.db-wal"]
     eraser.record_deletion()
     eraser.run_due(idle=True)
     assert not eraser.is_pending

@@ -164,7 +164,7 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
     numbers = range(512)
-    before = store.stats.commits
+    before = store._writer.commits
 
     outcomes = await asyncio.gather(
         *(
@@ -174,7 +174,7 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     )
 
     assert set(outcomes) == {EnqueueResult.QUEUED}
-    assert store.stats.commits - before == 1
+    assert store._writer.commits - before == 1
     await store.close()
     reopened = await reopen()
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
