@@ -264,9 +264,9 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
         ids = dict.fromkeys(share_id for _, _, share_id in sorted(due))
         untried = [share_id for share_id in ids if share_id not in tried][: limit - len(claimed)]
         tried.update(untried)
-        rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
-        claimed += [_claim_row(tx, row) for row in rows]
-        incomplete = len(rows) < len(untried)  # rows were quarantined: other due shares take their places
+        found = _claim(tx, untried, now_ms)
+        claimed += found
+        incomplete = len(found) < len(untried)  # rows were quarantined: other due shares take their places
     return claimed
 
 
@@ -275,12 +275,8 @@ def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[Que
 
     Shares that are no longer due are omitted: they may have been confirmed, or claimed by another host.
     """
-    now_ms = int(now * 1000)
     _requeue_expired(tx, len(ids))
-    # Read in order of id, so that hosts that claim the same shares do not wait for each other's row locks in a cycle.
-    rows = {share_id: load_row(tx, share_id) for share_id in sorted(ids)}
-    due = [row for share_id in ids if (row := rows.get(share_id)) is not None and row.due_ms <= now_ms]
-    return [_claim_row(tx, row) for row in due if row.state == ShareState.RECEIVED]
+    return _claim(tx, ids, int(now * 1000))
 
 
 def _requeue_expired(tx: Transaction, limit: int) -> None:
@@ -291,17 +287,19 @@ def _requeue_expired(tx: Transaction, limit: int) -> None:
         apply_transition(tx, share_id, change)
 
 
-def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
-    """Return the row of a share that is due by the index; None if it was quarantined, or is not due by its row."""
-    row = load_row(tx, share_id)
-    return row if row is not None and row.due_ms <= now_ms and row.state == ShareState.RECEIVED else None
-
-
-def _claim_row(tx: Transaction, row: ShareRow) -> QueuedShare:
-    claimed = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="claimed")
-    update_row(tx, row, claimed)
-    tx.acquire_claim(row.id)
-    return claimed.to_queued_share()
+def _claim(tx: Transaction, ids: Sequence[int], now_ms: int) -> list[QueuedShare]:
+    """Claim those of these shares that are sound and due, in this order."""
+    # Read in order of id, so that hosts that claim the same shares do not wait for each other's row locks in a cycle.
+    rows = {share_id: load_row(tx, share_id) for share_id in sorted(ids)}
+    claimed: list[QueuedShare] = []
+    for share_id in ids:
+        row = rows[share_id]
+        if row is not None and row.due_ms <= now_ms and row.state == ShareState.RECEIVED:
+            new_row = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="claimed")
+            update_row(tx, row, new_row)
+            tx.acquire_claim(share_id)
+            claimed.append(new_row.to_queued_share())
+    return claimed
 
 
 # ---------------------------------------------------------------------- transitions
