@@ -12,7 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
 from helper.operations.archive_reader import AuditResults, open_archive_bucket
 from helper.operations.archived_objects import StoredAudit
+from helper.operations.operator_actions import OperatorActions
 from helper.runtime.supervisor import AuxiliaryTasks
 from helper.server.edge import Edge
 from helper.server.gateway_routes import Gateway, GatewayLimits
@@ -50,7 +51,7 @@ from helper.server.listening import (
     connection_limits,
     listen_unix,
 )
-from helper.server.operator_routes import create_operator_app
+from helper.server.operator_routes import create_operator_app, live_rounds
 from helper.server.page_routes import Page, events_route, overview_routes
 from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store.store import Store
@@ -103,7 +104,8 @@ class Listeners:
         read_status: StatusSource,
         run_checks: CheckRunner,
         stats: Stats,
-        more_operator_routes: Sequence[BaseRoute] = (),
+        operations: OperatorActions,
+        tree_size: Callable[[bytes], int],
     ) -> None:
         """Add the wallet API, the operator API and the metrics of the queue.
 
@@ -114,19 +116,21 @@ class Listeners:
             read_status: returns the state of the running service.
             run_checks: runs the health checks.
             stats: the service's counters.
-            more_operator_routes: additional routes of the operator API.
+            operations: actions of operators.
+            tree_size: returns the number of known leaves of a round.
         """
         self._run_checks = run_checks
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock)
         self._view = view
-        operator_routes = [
-            *more_operator_routes,
-            *overview_routes(self._feed, observer),
-            *health_routes(run_checks),
-        ]
-        self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
+        self._operator_app = create_operator_app(
+            store,
+            partial(live_rounds, round_registry, tree_size, self.get_round_authentication, self._clock),
+            operations=operations,
+            service_status=read_status,
+            more_routes=[*overview_routes(self._feed, observer), *health_routes(run_checks)],
+        )
 
     @cached_property
     def _wallet_edge(self) -> Edge:

@@ -38,8 +38,6 @@ from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
-from helper.server.operator_json import RoundState
-from helper.server.operator_routes import operator_action_routes, round_states, rounds_route
 from helper.server.wallet_routes import WalletView
 from helper.store import shares
 from helper.store.maintenance import run_maintenance
@@ -202,15 +200,8 @@ class Service:
             read_status=self._collect_status,
             run_checks=self.health.run_checks,
             stats=self.stats,
-            more_operator_routes=[
-                rounds_route(
-                    self.store,
-                    self._round_states,
-                    self._chain_time,
-                    authentication=listeners.get_round_authentication,
-                ),
-                *operator_action_routes(self.operations),
-            ],
+            operations=self.operations,
+            tree_size=self.tree_sync.last_size,
         )
         async with self.open_queue(), listeners.open(on_started, wallet_socket) as servers:
             await self.run_components(
@@ -224,12 +215,6 @@ class Service:
     def _is_leader(self) -> bool:
         """Whether this host runs the tasks that are limited to one host (the sender)."""
         return self.lease is None or self.lease.is_held
-
-    async def _round_states(self) -> list[RoundState]:
-        return round_states(self.round_registry, self.tree_sync.last_size)
-
-    def _chain_time(self) -> float:
-        return self.round_registry.chain_now() or self.clock.now()
 
     @contextlib.asynccontextmanager
     async def open_queue(self) -> AsyncIterator[None]:

@@ -7,16 +7,15 @@ who runs the command, not for the owner of the file.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
 import httpx
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helper.chain.chain_data import RoundAuthentication
 from helper.circuits import known_circuits
 from helper.clock import SystemClock
 from helper.observability import log_config
@@ -24,7 +23,7 @@ from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import acting_as_owner
 from helper.server.edge import PEER_EXTENSION
-from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route, stored_round_states
+from helper.server.operator_routes import create_operator_app, stored_rounds
 from helper.server.protocol import Peer
 from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
@@ -81,20 +80,14 @@ async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIt
         await store.open()
         try:
             operations = OperatorActions(store=store, rounds=None, share_checks=known_circuits)
-            yield _create_app(store, operator_action_routes(operations, source="file"))
+            yield _create_app(store, operations)
         finally:
             await store.close()
 
 
-def _create_app(queue: QueueReader, actions: Sequence[Route] = ()) -> ASGIApp:
-    rounds = rounds_route(
-        queue,
-        lambda: stored_round_states(queue),
-        SystemClock().now,
-        authentication=lambda _: RoundAuthentication.UNKNOWN,  # the file does not contain the voting configuration
-        source="file",
-    )
-    return create_operator_app(queue, source="file", more_routes=[rounds, *actions])
+def _create_app(queue: QueueReader, operations: OperatorActions | None = None) -> ASGIApp:
+    read_rounds = partial(stored_rounds, queue, SystemClock())
+    return create_operator_app(queue, read_rounds, operations=operations, source="file")
 
 
 def _as_this_user(app: ASGIApp) -> ASGIApp:

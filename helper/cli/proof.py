@@ -36,7 +36,7 @@ from helper.operations.proof_bundle import (
     verify_bundle,
 )
 from helper.runtime.process_security import acting_as_owner
-from helper.server.operator_parameters import parse_hex32, parse_round
+from helper.server.operator_parameters import parse_hex32
 
 FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
@@ -185,7 +185,7 @@ def _create_search(
 ) -> Search:
     """Create search parameters. Without a round, use the helper's known nullifiers to find it."""
     nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
-    round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
+    round_ids = [parse_hex32("round", resolve_round(api, round_id))] if round_id else []
     if (first or last) and not 1 <= first <= last:
         raise UsageError("--from-height and --to-height must be given together, in ascending order")
     if first and source == "archive":

@@ -103,7 +103,7 @@ def purge(
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(options)
     round_id = resolve_round(api, round_id)
-    path = f"/rounds/{operator_parameters.parse_round(round_id).hex()}/purge"
+    path = f"/rounds/{operator_parameters.parse_hex32('round', round_id).hex()}/purge"
     harden_process()
 
     if not yes and not dry_run:

@@ -5,9 +5,9 @@ Each record is a class of its own, so that a new column is not shown unintention
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import NamedTuple
 
 from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, fact
@@ -18,8 +18,6 @@ from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import FailedShares, QueueEntry, ShareDetails, StoredRound, TransactionRow
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
-AuthenticationSource = Callable[[bytes], RoundAuthentication]
-"""Returns whether the published voting configuration authenticates a round, by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,19 @@ class ShareStory(QueueEntry):
     transaction: TransactionRow | None = fact("The stored transaction, if it may have been sent; otherwise null.")
 
 
+class KnownRound(NamedTuple):
+    """A round as a helper, or its database file, knows it. `frozen_reason` is None if it is not frozen."""
+
+    round: Round | StoredRound
+    tree_size: int
+    is_closed: bool
+    frozen_reason: str | None = None
+    authentication: RoundAuthentication = RoundAuthentication.UNKNOWN
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundState:
-    """The known state of a round."""
+class RoundRow:
+    """A round and its shares."""
 
     round: str = fact("Round id, hex.", pattern=HEX_32)
     status: str = fact("Status on the chain: pending, active, tallying or finalized.")
@@ -72,27 +80,6 @@ class RoundState:
     tree_size: int = fact("Number of stored leaves of the round's tree.")
     closed: bool = fact("Whether the chain has closed the round.")
     frozen: str | None = fact("Why the round is frozen; null if it is not.")
-
-    @classmethod
-    def of(
-        cls, known: Round | StoredRound, *, tree_size: int, is_closed: bool, frozen_reason: str | None = None
-    ) -> Self:
-        """Create it from what the chain last listed."""
-        return cls(
-            round=known.round_id.hex(),
-            status=enum_name(RoundStatus, known.status),
-            ends=known.vote_end_time,
-            created_at_height=known.created_at_height,
-            tree_size=tree_size,
-            closed=is_closed,
-            frozen=frozen_reason,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow(RoundState):
-    """A round and its shares."""
-
     left: float = fact("Seconds until the end; 0 after it.")
     authentication: RoundAuthentication = fact(
         "Whether a trusted key signed the round in the published voting configuration. unknown: there is no"
@@ -156,20 +143,23 @@ def tell_story(details: ShareDetails, *, source: Source) -> ShareStory:
     )
 
 
-def list_rounds(
-    rounds: Iterable[RoundState],
-    counts: Counts,
-    *,
-    authentication: AuthenticationSource,
-    now: float,
-    source: Source,
-) -> RoundList:
+def list_rounds(rounds: Iterable[KnownRound], counts: Counts, *, now: float, source: Source) -> RoundList:
     """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
-    rows = []
-    for state in sorted(rounds, key=lambda state: (-state.ends, state.round)):
-        round_id, left = bytes.fromhex(state.round), max(0.0, round(state.ends - now, 3))
-        shares = ShareCounts.of(counts.get(round_id, {}))
-        rows.append(RoundRow(**asdict(state), left=left, authentication=authentication(round_id), shares=shares))
+    rows = [
+        RoundRow(
+            round=each.round.round_id.hex(),
+            status=enum_name(RoundStatus, each.round.status),
+            ends=each.round.vote_end_time,
+            created_at_height=each.round.created_at_height,
+            tree_size=each.tree_size,
+            closed=each.is_closed,
+            frozen=each.frozen_reason,
+            left=max(0.0, round(each.round.vote_end_time - now, 3)),
+            authentication=each.authentication,
+            shares=ShareCounts.of(counts.get(each.round.round_id, {})),
+        )
+        for each in sorted(rounds, key=lambda each: (-each.round.vote_end_time, each.round.round_id))
+    ]
     return RoundList(source=source, now=round(now, 3), rounds=rows)
 
 

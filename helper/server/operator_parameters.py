@@ -28,7 +28,7 @@ def parse_filter(parameters: Mapping[str, Any]) -> QueueFilter:
     """
     round_hex, state, due_before, stage = (parameters.get(name) for name in ("round", "state", "due_before", "stage"))
     return QueueFilter(
-        round_id=parse_round(round_hex) if round_hex else None,
+        round_id=parse_hex32("round", round_hex) if round_hex else None,
         state=_state(state) if state else None,
         due_before_ms=_due_ms(due_before) if due_before else None,
         stage=stage or None,
@@ -47,15 +47,6 @@ def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
     if not (is_short and text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_LIST_LIMIT):
         raise UsageError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
     return int(text)
-
-
-def parse_round(text: str) -> bytes:
-    """Parse a round id.
-
-    Raises:
-        UsageError: it is not 64 hex characters.
-    """
-    return parse_hex32("round", text)
 
 
 def parse_hex32(name: str, text: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pwd
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -30,19 +30,22 @@ from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
 from helper.server import operator_json, operator_parameters
 from helper.server.edge import PEER_EXTENSION, JsonResponse, error_response, json_application
-from helper.server.operator_json import RoundState
+from helper.server.operator_json import KnownRound
 from helper.server.protocol import Peer
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
 
 if TYPE_CHECKING:
+    from helper.chain.chain_data import RoundAuthentication
     from helper.chain.round_registry import RoundRegistry
+    from helper.clock import Clock
 
 
 Handler = Callable[[Request], Awaitable[Any]]
 """Returns a document or plain values."""
-RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
+KnownRounds = tuple[list[KnownRound], float]
+"""The rounds, and the time in Unix seconds."""
 
 _STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
 """Response statuses of errors, subclasses first."""
@@ -50,23 +53,44 @@ _STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, Hel
 
 def create_operator_app(
     queue: QueueReader,
-    service_status: StatusSource | None = None,
+    read_rounds: Callable[[], Awaitable[KnownRounds]],
     *,
+    operations: OperatorActions | None = None,
+    service_status: StatusSource | None = None,
     source: Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Create the operator application.
 
-    It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
-    `/actions`, `/chain/rescan` and `more_routes`.
-
     Args:
         queue: reads the store for operators.
+        read_rounds: reads what is known of the rounds.
+        operations: performs the actions; None to serve none.
         service_status: state of the running service (node health, timings, pauses); None if none runs.
         source: `source` in the responses.
         more_routes: routes of other modules.
     """
+    handlers = {"GET": _query_handlers(queue, read_rounds, service_status, source)}
+    if operations is not None:
+        handlers["POST"] = _action_handlers(operations, source)
+    routes = [_json_route(method, *each) for method, paths in handlers.items() for each in paths.items()]
+    return json_application([*routes, *more_routes], {UsageError: _handle_usage_error, HelperError: _handle_error})
 
+
+def _json_route(method: str, path: str, handler: Handler) -> Route:
+    async def respond(request: Request) -> Response:
+        result = await handler(request)
+        return JsonResponse(result if isinstance(result, dict) else to_json(result))
+
+    return Route(path, respond, methods=[method])
+
+
+def _query_handlers(
+    queue: QueueReader,
+    read_rounds: Callable[[], Awaitable[KnownRounds]],
+    service_status: StatusSource | None,
+    source: Source,
+) -> dict[str, Handler]:
     async def list_shares(request: Request) -> operator_json.ShareList:
         query = operator_parameters.parse_filter(request.query_params)
         limit = operator_parameters.parse_limit(request.query_params.get("limit"))
@@ -96,35 +120,25 @@ def create_operator_app(
         )
         return operator_json.ActionList(source=source, actions=await queue.list_actions(limit=limit))
 
+    async def all_rounds(_request: Request) -> operator_json.RoundList:
+        known, now = await read_rounds()
+        return operator_json.list_rounds(known, await queue.count_shares(), now=now, source=source)
+
     async def rescan(_request: Request) -> operator_json.RescanState:
         ledger = await queue.get_ledger()
         if ledger is None or ledger.rescan is None:
             raise NotFound("no rescan was requested", advice="Request one with --from.")
         return operator_json.describe_rescan(ledger, ledger.rescan, source=source)
 
-    handlers: dict[str, Handler] = {
+    return {
         "/queue": list_shares,
         "/queue/{ref}": show,
         "/stats": stats,
         "/spent/{nullifier}": spent,
         "/actions": actions,
+        "/rounds": all_rounds,
         "/chain/rescan": rescan,
     }
-    routes = [*_json_routes("GET", handlers), *more_routes]
-    return json_application(routes, {UsageError: _handle_usage_error, HelperError: _handle_error})
-
-
-def _json_routes(method: str, handlers: Mapping[str, Handler]) -> list[Route]:
-    """Routes by path, each of which responds with a document or with plain values."""
-
-    def create_route(path: str, handler: Handler) -> Route:
-        async def respond(request: Request) -> Response:
-            result = await handler(request)
-            return JsonResponse(result if isinstance(result, dict) else to_json(result))
-
-        return Route(path, respond, methods=[method])
-
-    return [create_route(path, handler) for path, handler in handlers.items()]
 
 
 async def _handle_usage_error(_request: Request, error: Exception) -> Response:
@@ -139,52 +153,42 @@ async def _handle_error(_request: Request, error: Exception) -> Response:
     return JsonResponse({"status": "error", "error": str(error), "advice": error.advice}, status)
 
 
-def rounds_route(
-    queue: QueueReader,
-    rounds: RoundStatesSource,
-    now: Callable[[], float],
-    *,
-    authentication: operator_json.AuthenticationSource,
-    source: Source = "daemon",
-) -> Route:
-    """`GET /rounds`.
+async def live_rounds(
+    registry: RoundRegistry,
+    tree_size: Callable[[bytes], int],
+    authentication: Callable[[bytes], RoundAuthentication],
+    clock: Clock,
+) -> KnownRounds:
+    """The rounds as a running helper knows them, and the chain's time.
 
     Args:
-        queue: counts the shares of each round.
-        rounds: the known rounds.
-        now: the chain's time in Unix seconds.
+        registry: the rounds.
+        tree_size: returns the number of known leaves of a round.
         authentication: returns whether the published voting configuration authenticates a round.
-        source: `source` in the response.
+        clock: the time before the first block.
     """
-
-    async def all_rounds(_request: Request) -> operator_json.RoundList:
-        states, counts = await rounds(), await queue.count_shares()
-        return operator_json.list_rounds(states, counts, authentication=authentication, now=now(), source=source)
-
-    return _json_routes("GET", {"/rounds": all_rounds})[0]
-
-
-def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
-    """The state of each known round. `tree_size` returns the number of known leaves of a round."""
-    still_open = {known.round_id for known in rounds.open_rounds()}
-    return [
-        RoundState.of(
+    still_open = {known.round_id for known in registry.open_rounds()}
+    rounds = [
+        KnownRound(
             known,
-            tree_size=tree_size(known.round_id),
-            is_closed=known.round_id not in still_open,
-            frozen_reason=rounds.frozen_reason(known.round_id),
+            tree_size(known.round_id),
+            known.round_id not in still_open,
+            registry.frozen_reason(known.round_id),
+            authentication(known.round_id),
         )
-        for known in rounds.all_rounds()
+        for known in registry.all_rounds()
     ]
+    return rounds, registry.chain_now() or clock.now()
 
 
-async def stored_round_states(queue: QueueReader) -> list[RoundState]:
-    """The last stored state of each round."""
+async def stored_rounds(queue: QueueReader, clock: Clock) -> KnownRounds:
+    """The rounds as they were last stored, and this machine's time."""
     sizes = await queue.count_leaves()
-    return [
-        RoundState.of(stored, tree_size=sizes.get(stored.round_id, 0), is_closed=stored.closed_at is not None)
+    rounds = [
+        KnownRound(stored, sizes.get(stored.round_id, 0), stored.closed_at is not None)
         for stored in await queue.list_rounds()
     ]
+    return rounds, clock.now()
 
 
 CHUNK_SECONDS: Final = 60.0
@@ -323,14 +327,7 @@ class ImportSummary(ActionResult):
     deleted: bool | None = fact("With --from-svoted: whether the file was deleted.", optional=True)
 
 
-def operator_action_routes(operations: OperatorActions, *, source: Source = "daemon") -> list[Route]:
-    """The routes of actions.
-
-    Args:
-        operations: performs the actions.
-        source: `source` in the responses and the audit log.
-    """
-
+def _action_handlers(operations: OperatorActions, source: Source) -> dict[str, Handler]:
     async def retry(request: Request) -> RetryResult:
         params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
         counts = await operations.retry(actor, params.filter(), params.refs, dry_run=params.dry_run)
@@ -362,7 +359,7 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
 
     async def purge(request: Request) -> PurgeResult:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = operator_parameters.parse_round(request.path_params["round"])
+        round_id = operator_parameters.parse_hex32("round", request.path_params["round"])
         counts = await operations.purge(actor, round_id, dry_run=params.dry_run)
         return PurgeResult(source=source, dry_run=params.dry_run, **counts)
 
@@ -371,14 +368,13 @@ def operator_action_routes(operations: OperatorActions, *, source: Source = "dae
         ledger, latest = await operations.rescan(actor, params.first)
         return operator_json.describe_rescan(ledger, latest, source=source)
 
-    handlers: dict[str, Handler] = {
+    return {
         "/queue/retry": retry,
         "/queue/export": export,
         "/queue/import": import_shares,
         "/rounds/{round}/purge": purge,
         "/chain/rescan": rescan,
     }
-    return _json_routes("POST", handlers)
 
 
 async def identify_actor(request: Request, source: Source) -> Actor:

@@ -16,8 +16,8 @@ import anyio
 from helper.chain.chain_data import RoundAuthentication
 from helper.server.edge import Edge
 from helper.server.listening import Server, listen_unix
-from helper.server.operator_json import RoundState
-from helper.server.operator_routes import create_operator_app, operator_action_routes, rounds_route
+from helper.server.operator_json import KnownRound
+from helper.server.operator_routes import KnownRounds, create_operator_app
 from helper.store.models import StoredRound
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -31,8 +31,9 @@ DATABASE = Path("svote-helper.db")
 SERVICE_STATUS: dict[str, Any] = {"ready": True, "endpoints": [{"name": "node:80"}]}
 
 
-async def round_states() -> list[RoundState]:
-    return [RoundState.of(StoredRound(ROUND_ID, 1, END, 50, (), None, None), tree_size=7, is_closed=False)]
+async def read_rounds() -> KnownRounds:
+    stored = StoredRound(ROUND_ID, 1, END, 50, (), None, None)
+    return [KnownRound(stored, 7, is_closed=False, authentication=RoundAuthentication.NOT_LISTED)], NOW
 
 
 class SilentHandler(BaseHTTPRequestHandler):
@@ -113,13 +114,11 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
 
     async def serve(harness: OperationsHarness) -> None:
         await harness.open()
-        rounds = rounds_route(
-            harness.store, round_states, lambda: NOW, authentication=lambda _: RoundAuthentication.NOT_LISTED
-        )
         app = create_operator_app(
             harness.store,
-            lambda: partial_state(**SERVICE_STATUS),
-            more_routes=[rounds, *operator_action_routes(harness.operations)],
+            read_rounds,
+            operations=harness.operations,
+            service_status=lambda: partial_state(**SERVICE_STATUS),
         )
         try:
             with listen_unix(database.parent / "helper.sock") as listener:

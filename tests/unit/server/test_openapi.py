@@ -20,9 +20,11 @@ from starlette.routing import Mount, Route
 from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
+from helper.circuits import known_circuits
 from helper.config.sections import Config
 from helper.observability.service_state import Check
 from helper.observability.stats import Stats
+from helper.operations.operator_actions import OperatorActions
 from helper.server.openapi import ApiRoute, Operation, add_document_route, generate_document
 from helper.server.wallet_routes import wallet_routes
 from helper.store.sqlite.store import SqliteStore
@@ -165,7 +167,14 @@ def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
     rounds = cast(RoundRegistry, SimpleNamespace(all_rounds=list))
     checks: list[Check] = [Check("store")]
     listeners.add_queue(
-        WalletApp().view, store, rounds, read_status=partial_state, run_checks=lambda: checks, stats=Stats()
+        WalletApp().view,
+        store,
+        rounds,
+        read_status=partial_state,
+        run_checks=lambda: checks,
+        stats=Stats(),
+        operations=OperatorActions(store=store, rounds=None, share_checks=known_circuits),
+        tree_size=lambda _: 0,
     )
     return listeners
 

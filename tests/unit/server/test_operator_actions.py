@@ -8,27 +8,27 @@ import contextlib
 import os
 import pwd
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.routing import Route
 
 from helper.chain.chain_data import RoundAuthentication
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.server import operator_routes
-from helper.server.edge import Edge, JsonResponse, json_application
+from helper.server.edge import Edge
 from helper.server.listening import Server, bind_tcp, connection_limits, listen_unix
-from helper.server.operator_json import RoundState
+from helper.server.operator_json import KnownRound
 from helper.server.operator_routes import (
     MARK_STRUCT,
     MAX_ACTION_BODY_BYTES,
+    KnownRounds,
     create_operator_app,
-    operator_action_routes,
-    rounds_route,
+    stored_rounds,
     user_name,
 )
 from helper.store import audit_log, blocks, shares
@@ -56,21 +56,15 @@ async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
 async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The operator application with a real store on a real socket."""
 
-    async def states() -> list[RoundState]:
+    async def read_rounds() -> KnownRounds:
+        first = StoredRound(ROUND_ID, 1, END, 50, (), None, None)
+        second = StoredRound(b"\x01" * 32, 9, END + 5, 51, (), None, None)
         return [
-            RoundState.of(StoredRound(ROUND_ID, 1, END, 50, (), None, None), tree_size=7, is_closed=False),
-            RoundState.of(StoredRound(b"\x01" * 32, 9, END + 5, 51, (), None, None), tree_size=0, is_closed=True),
-        ]
+            KnownRound(first, 7, is_closed=False, authentication=RoundAuthentication.AUTHENTICATED),
+            KnownRound(second, 0, is_closed=True, authentication=RoundAuthentication.NOT_LISTED),
+        ], NOW + 0.5
 
-    authentications = {ROUND_ID: RoundAuthentication.AUTHENTICATED}
-
-    def authentication(round_id: bytes) -> RoundAuthentication:
-        return authentications.get(round_id, RoundAuthentication.NOT_LISTED)
-
-    rounds = rounds_route(harness.store, states, lambda: NOW + 0.5, authentication=authentication)
-    app = create_operator_app(
-        harness.store, partial_state, more_routes=[rounds, *operator_action_routes(harness.operations)]
-    )
+    app = create_operator_app(harness.store, read_rounds, operations=harness.operations, service_status=partial_state)
     path = tmp_path / "helper.sock"
     with listen_unix(path) as listener:
         server = Server(Edge(app), connection_limits(evicts=False))
@@ -300,7 +294,8 @@ async def test_actions_audit_log_respects_limit(
 
 async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) -> None:
     """The routes exist only on the control socket, and a TCP peer has no user."""
-    app = json_application([*operator_action_routes(harness.operations), Route("/ok", lambda _: JsonResponse({}))])
+    read_rounds = partial(stored_rounds, harness.store, harness.clock)
+    app = create_operator_app(harness.store, read_rounds, operations=harness.operations)
     listener = bind_tcp("127.0.0.1", 0)
     server = Server(Edge(app))
     task = asyncio.create_task(server.serve(listener))

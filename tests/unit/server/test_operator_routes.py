@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_parameters
 from helper.server.operator_json import tell_story
-from helper.server.operator_routes import create_operator_app
+from helper.server.operator_routes import create_operator_app, stored_rounds
 from helper.store.models import (
     DamagedShare,
     FailedShares,
@@ -23,6 +24,7 @@ from helper.store.models import (
     TransactionRow,
 )
 from helper.store.queue_reader import QueueReader
+from tests.support.clock import FakeClock
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
@@ -92,7 +94,8 @@ class OperatorClient:
         self.queue = FakeQueue()
         self.app = create_operator_app(
             self.queue,
-            lambda: partial_state(height=7),
+            partial(stored_rounds, self.queue, FakeClock()),
+            service_status=lambda: partial_state(height=7),
         )
 
     async def get(self, path: str) -> httpx.Response:
