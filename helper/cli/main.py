@@ -7,7 +7,6 @@ imported.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -230,5 +229,5 @@ def _print_error(error: HelperError) -> None:
     # Imported here: few commands fail, and this takes 0.1 s, which `healthcheck` would need every few seconds.
     from helper.runtime.systemd import is_journal, priority_prefix  # noqa: PLC0415
 
-    prefix = priority_prefix(logging.ERROR) if is_journal(os.environ, sys.stderr) else ""
+    prefix = priority_prefix("error") if is_journal(os.environ, sys.stderr) else ""
     print_message("\n".join(f"{prefix}{line}" for line in f"{error}\n{error.advice}".split("\n")))

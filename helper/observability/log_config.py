@@ -91,7 +91,7 @@ def configure(
     stream: TextIO | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
     *,
-    prefix: Callable[[int], str] | None = None,
+    prefix: Callable[[str], str] | None = None,
 ) -> None:
     """Configure logging for this process. May be called again.
 
@@ -118,6 +118,11 @@ def configure(
         if pretty
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
+
+    def render(logger: WrappedLogger, method: str, event: EventDict) -> str:
+        start = "" if prefix is None else prefix(event["level"])
+        return start + str(renderer(logger, method, event))
+
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -130,10 +135,9 @@ def configure(
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        _PrefixFormatter(
-            prefix,
+        structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
         )
     )
     handler.addFilter(RepeatFilter())
@@ -141,19 +145,6 @@ def configure(
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger(ROOT_LOGGER).setLevel(level.upper())
-
-
-class _PrefixFormatter(structlog.stdlib.ProcessorFormatter):
-    """Writes a prefix for the level before each entry."""
-
-    def __init__(self, prefix: Callable[[int], str] | None, **options: Any) -> None:
-        super().__init__(**options)
-        self._prefix = prefix
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the entry."""
-        text = super().format(record)
-        return text if self._prefix is None else f"{self._prefix(record.levelno)}{text}"
 
 
 class RepeatFilter(logging.Filter):

@@ -6,7 +6,6 @@ Implements sd_listen_fds(3), sd_notify(3) and sd-daemon(3). Without a service ma
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -26,8 +25,8 @@ STATUS_SECONDS: Final = 15.0
 _FIRST_FD: Final = 3
 _ADVICE: Final = "Pass one listening stream socket, or name the wallet API socket (FileDescriptorName=wallets)."
 
-_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Priorities of syslog(3) by the lowest level that they stand for. Those of lower levels are 7 (debug)."""
+_PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6}
+"""Priorities of syslog(3). That of other levels is 7 (debug)."""
 
 
 def is_journal(env: Mapping[str, str], stream: TextIO) -> bool:
@@ -39,13 +38,9 @@ def is_journal(env: Mapping[str, str], stream: TextIO) -> bool:
     return env.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def priority_prefix(level: int) -> str:
-    """Return the prefix that gives a line its priority in the journal.
-
-    Args:
-        level: a level of `logging`.
-    """
-    return f"<{next((priority for lowest, priority in _PRIORITIES if level >= lowest), 7)}>"
+def priority_prefix(level: str) -> str:
+    """Return the prefix that gives a line of this level its priority in the journal."""
+    return f"<{_PRIORITIES.get(level, 7)}>"
 
 
 def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:

@@ -61,7 +61,7 @@ def test_entries_have_the_prefix_of_their_level() -> None:
     with configured_log("info", "json", prefix=lambda level: f"<{level}>") as out:
         structlog.get_logger("helper.test").warning("a thing")
         logging.getLogger("library").error("a thing")
-    assert [line.partition("{")[0] for line in out.getvalue().splitlines()] == ["<30>", "<40>"]
+    assert [line.partition("{")[0] for line in out.getvalue().splitlines()] == ["<warning>", "<error>"]
 
 
 def test_unlisted_field_is_dropped_and_counted(stream: io.StringIO) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import os
 import shutil
 import signal
@@ -135,10 +134,10 @@ def test_journal_is_recognized_by_its_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("level", "prefix"),
-    [("DEBUG", "<7>"), ("INFO", "<6>"), ("WARNING", "<4>"), ("ERROR", "<3>"), ("CRITICAL", "<2>")],
+    [("debug", "<7>"), ("info", "<6>"), ("warning", "<4>"), ("error", "<3>"), ("critical", "<2>")],
 )
 def test_priority_prefix_of_level(level: str, prefix: str) -> None:
-    assert priority_prefix(logging.getLevelNamesMapping()[level]) == prefix
+    assert priority_prefix(level) == prefix
 
 
 def test_socket_activation_without_manager_uses_no_sockets() -> None:
