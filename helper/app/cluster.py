@@ -45,7 +45,6 @@ class ClockSkewMonitor:
 
     Args:
         measure_skew: returns by how many seconds the database's clock is ahead of this host's.
-        clock: this host's clocks.
     """
 
     def __init__(self, measure_skew: Callable[[], Awaitable[float]], *, clock: Clock) -> None:
@@ -113,13 +112,9 @@ class ClusterMember:
     """This host as a member of a cluster that shares a queue.
 
     Args:
-        store: the queue.
-        lease: the sender lease.
-        role: the role of this host.
         standby: wait while another host holds the lease.
         circuits: circuit selection, shared with the other hosts.
         rounds: round registry, updated with what other hosts stored.
-        clock: the source of time.
         on_acquired: called when this host acquires the lease.
     """
 
@@ -256,8 +251,6 @@ class SendLoop:
     Args:
         sender: sends messages; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
-        clock: for the waits.
-        stats: records failed attempts.
     """
 
     def __init__(

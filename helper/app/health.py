@@ -29,9 +29,6 @@ class ServiceHealth:
     """Reports readiness and state of the service.
 
     Args:
-        gates: decides whether shares may be admitted and dispatched.
-        prover_pool: the provers.
-        stats: counters and timings.
         role: the role of this host; only the components that it uses must be healthy.
     """
 

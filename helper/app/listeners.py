@@ -69,9 +69,7 @@ class Listeners:
     """The HTTP servers and their applications.
 
     Args:
-        config: the settings.
         node_pool: the chain's nodes, used by the admin API (staking) and the gateway.
-        clock: the clock.
     """
 
     def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
@@ -112,11 +110,6 @@ class Listeners:
         Args:
             view: the wallet API's view of the service; None if this host admits no shares.
             store: the queue, for the operator API.
-            round_registry: the round registry.
-            read_status: returns the state of the running service.
-            run_checks: runs the health checks.
-            stats: the service's counters.
-            operations: actions of operators.
             tree_size: returns the number of known leaves of a round.
         """
         self._run_checks = run_checks

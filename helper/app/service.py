@@ -57,12 +57,9 @@ class Service:
     """The complete helper, created from its settings. Tests and the simulation replace the other arguments.
 
     Args:
-        config: validated settings.
         clock: the clock; the system's if None.
         store: the queue; None opens the configured database.
         nodes: the chain's nodes; None connects to the configured ones.
-        spawn_worker: starts a prover worker.
-        share_checks: validates shares.
 
     Attributes:
         new_database: where the queue is, if its database has never seen a chain; otherwise None.
@@ -183,11 +180,7 @@ class Service:
     async def run(
         self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
     ) -> None:
-        """Run until `stop`, or until a component fails permanently.
-
-        Args:
-            on_started: called with the base URL of the wallet API once the sockets listen.
-            wallet_socket: the socket of the wallet API, if it is already open.
+        """Run until `stop`, or until a component fails permanently. The arguments are those of `Listeners.open`.
 
         Raises:
             HelperError: the service could not start or cannot continue.

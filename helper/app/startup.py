@@ -51,11 +51,7 @@ class AdminOnlyService:
     async def run(
         self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
     ) -> None:
-        """Run until `stop`.
-
-        Args:
-            on_started: called with the base URL once the socket listens.
-            wallet_socket: the socket, if it is already open.
+        """Run until `stop`. The arguments are those of `Listeners.open`.
 
         Raises:
             HelperError: the service could not start or cannot continue.
@@ -110,14 +106,7 @@ async def run_service(
     wallet_socket: socket.socket | None = None,
     service_manager: ServiceManager | None = None,
 ) -> None:
-    """Run a service until SIGTERM or SIGINT.
-
-    Args:
-        service: the complete helper, or the admin-only service.
-        on_started: called with the base URL of the wallet API once the sockets listen.
-        wallet_socket: the socket of the wallet API, if it is already open.
-        service_manager: receives the state of the service.
-    """
+    """Run a service until SIGTERM or SIGINT, and report its state to the service manager."""
     for failure in harden_process():
         log.warning("process_not_hardened", reason=failure)
     return_freed_memory()
@@ -151,8 +140,6 @@ def serve_until_signal(config: Config, *, announce: Callable[[str], None], ready
     """Run the configured service, with its logs and error reports, in this process until a signal stops it.
 
     Args:
-        config: the settings.
-        announce: shows a message to the operator.
         ready_file: file to write once the sockets listen, with the base URL as JSON.
     """
     clock = SystemClock()

@@ -96,7 +96,6 @@ def configure(
     """Configure logging for this process. May be called again.
 
     Args:
-        level: the lowest level that is written.
         format: json writes one object per line; pretty is for terminals; auto is pretty if the stream is a terminal.
         stream: the output, standard error by default.
         report: called with each error entry of this product's loggers.
@@ -294,7 +293,6 @@ class RecurringErrorLog:
     """Logs the first error of a loop and its recovery, instead of every failed iteration.
 
     Args:
-        log: the logger.
         failed: event of an error.
         recovered: event of the first iteration without an error.
     """

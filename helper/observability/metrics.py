@@ -122,10 +122,7 @@ class Metrics(Collector):
     """All metrics and their text form.
 
     Args:
-        stats: counters and timings of the service.
-        read_helper: reads the service and its queue.
         refusals: responses of the wallet API with status 400 or above, by status.
-        clock: the time.
     """
 
     def __init__(

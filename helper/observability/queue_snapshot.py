@@ -88,7 +88,6 @@ class RoundSnapshot:
         round_id: hex.
         status: the chain's number, 0 while the round is not known.
         vote_end_time: Unix seconds, 0 while the round is not known.
-        counts: its shares by state.
         due_per_minute: waiting shares due in each of the next 60 minutes; the first includes overdue shares.
         later: waiting shares due after that.
     """
@@ -173,11 +172,8 @@ async def read_snapshot(
     """Read the queue.
 
     Args:
-        queue: the queue, or the file of one.
-        rounds: the known rounds.
         now: Unix seconds; None reads no due times, which takes long for a million waiting shares.
         max_failures: maximum number of failure groups; 0 reads no failures.
-        with_retries: read which shares wait for a retry.
         for_overview: do not read what no `Overview` contains, damaged rows and purged failures; read each second.
 
     Raises:
@@ -394,13 +390,7 @@ class QueueStats:
 
 
 def stats_json(queue: QueueSnapshot, *, source: Source, service: ServiceState | None = None) -> dict[str, Any]:
-    """Return `queue stats` as plain JSON values.
-
-    Args:
-        queue: the queue.
-        source: origin of the data.
-        service: state of the running service, if there is one.
-    """
+    """Return `queue stats` as plain JSON values."""
     stats = QueueStats(
         source=source,
         total=queue.total,
@@ -416,14 +406,7 @@ def stats_json(queue: QueueSnapshot, *, source: Source, service: ServiceState | 
 
 
 class QueueObserver:
-    """Reads queue and service of a running helper.
-
-    Args:
-        store: the queue.
-        round_registry: the known rounds.
-        read_status: returns the state of the running service.
-        clock: the time.
-    """
+    """Reads queue and service of a running helper."""
 
     def __init__(self, store: Store, round_registry: RoundRegistry, read_status: StatusSource, *, clock: Clock) -> None:
         self._store = store

@@ -111,7 +111,6 @@ def select_public(
 
     Args:
         shares: counts of the unconfirmed shares. Times outside the round belong to the first or the last bucket.
-        confirmed: number of confirmed shares.
         past: number of buckets that had ended at the reading.
         last: index of the last bucket.
     """
@@ -134,9 +133,7 @@ def build_summary(
         round_id: 32 bytes.
         created: when the round was created.
         end: its `vote_end_time`, after `created`.
-        now: the current time.
         counted_at: the time of the counts.
-        counts: the counts to publish.
     """
     width = bucket_seconds(end - created)
     buckets: list[SummaryBucket] = [
@@ -176,9 +173,6 @@ class CoarseCount:
     Rounding alone would not suffice: with shares of one's own, a count can be moved next to a step, and then a single
     share of somebody else changes it. Here the value changes only when the real count is a secret distance away, which
     is drawn again for each change.
-
-    Args:
-        rng: source of the distances.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -220,10 +214,7 @@ class QueueSummaries:
     """Reads and publishes the summaries of rounds.
 
     Args:
-        store: the queue.
-        rounds: the known rounds.
         read_block_time: returns the Unix time of the block at a height, None if no node returns the block.
-        clock: the time.
         rng: source of secret distances, see `CoarseCount`.
     """
 

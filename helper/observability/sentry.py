@@ -34,12 +34,7 @@ CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
 
 class SentryReporter:
-    """Sends log entries to Sentry without blocking, equal entries at most once per minute.
-
-    Args:
-        client: the Sentry client.
-        clock: the time.
-    """
+    """Sends log entries to Sentry without blocking, equal entries at most once per minute."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
@@ -64,10 +59,6 @@ class SentryReporter:
 
 def create_reporter(dsn: str, clock: Clock) -> SentryReporter:
     """Create a reporter.
-
-    Args:
-        dsn: the Sentry project's DSN.
-        clock: the time.
 
     Raises:
         ConfigError: the library is not installed, or the DSN is invalid.

@@ -35,7 +35,6 @@ class StatusFeed:
 
     Args:
         read_state: returns the state as plain JSON values; called only while there are listeners.
-        clock: the time.
     """
 
     def __init__(self, read_state: Callable[[], Awaitable[object]], *, clock: Clock) -> None:

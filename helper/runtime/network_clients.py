@@ -204,7 +204,6 @@ def create_transport(
 
     Args:
         connections: maximum number of concurrent requests, and so of connections.
-        max_idle: maximum number of idle connections.
         socket_options: as for `socket.setsockopt`.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_idle, keepalive_expiry=_IDLE_SECONDS)
@@ -244,8 +243,6 @@ def create_async_client(
     Args:
         timeout: seconds for connecting and for each read and write; httpx does not limit the total time.
         transport: sends the requests; None for the network.
-        base_url: base of relative URLs.
-        headers: sent with each request.
     """
     return httpx.AsyncClient(
         cookies=_NoCookies(),
@@ -293,7 +290,6 @@ async def open_socks_stream(proxy: str, host: str, port: int) -> tuple[StreamRea
     Args:
         proxy: address of the proxy: `unix:PATH` or `HOST:PORT`.
         host: host name of at most 255 bytes.
-        port: TCP port.
 
     Raises:
         OSError: the proxy cannot be reached.

@@ -39,7 +39,6 @@ class Release:
     """A release whose list of files was read.
 
     Attributes:
-        version: version of the package.
         commit: git commit from which it was built.
         files: SHA-256 (hex) of each installed file, by its path relative to the directory of the packages.
         signer: principal whose key signed it, None if the signature was not checked.
@@ -70,7 +69,6 @@ def read_release(manifest: Path, allowed_signers: Path | None) -> Release:
     """Read the list of files of a release, and check it against `SHA256SUMS` and its signature in the same directory.
 
     Args:
-        manifest: path of `release.json`.
         allowed_signers: file with the keys that may sign, None to accept a release without checking its signature.
 
     Raises:

@@ -40,9 +40,7 @@ async def supervise(
     Args:
         essential: background tasks by name; all end with the first one that ends.
         servers: additional tasks to watch; the caller ends them.
-        stop: requests the shutdown.
         auxiliary: tasks that are restarted when they end.
-        clock: the time.
 
     Raises:
         HelperError: an essential task ended unexpectedly. If it failed, its own error is raised.

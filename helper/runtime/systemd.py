@@ -48,7 +48,6 @@ def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.
 
     Args:
         env: the environment. The socket variables are removed from it, because child processes must not use them.
-        pid: the process id of this process.
 
     Raises:
         HelperError: the socket that was passed is not usable, or it is ambiguous.
@@ -86,8 +85,6 @@ class ServiceManager:
 
     Args:
         env: the environment. The variables for this process are removed from it.
-        pid: the process id of this process.
-        clock: the clock.
 
     Attributes:
         watchdog_seconds: watchdog timeout in seconds; None without a watchdog.

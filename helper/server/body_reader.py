@@ -38,7 +38,6 @@ class BodyReader:
     """Reads request bodies for one application.
 
     Args:
-        max_bytes: maximum bytes of a body.
         timeout_seconds: maximum time to receive a body. One that grows too slowly is refused sooner.
         budget: maximum bytes of all bodies in memory together, without the first `uncounted_bytes` of each.
         uncounted_bytes: bytes of a body that do not count towards the budget, so that clients with large bodies do

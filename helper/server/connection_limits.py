@@ -134,12 +134,7 @@ class ConnectionProgress(ABC):
 
 
 class ConnectionEvictor:
-    """Closes connections of a listener under pressure.
-
-    Args:
-        connections: the open connections.
-        limits: limits of connections.
-    """
+    """Closes connections of a listener under pressure."""
 
     def __init__(self, connections: Set[ConnectionProgress], limits: ConnectionLimits) -> None:
         self._connections = connections

@@ -51,12 +51,11 @@ class _UnixConnection(http.client.HTTPConnection):
 def request_control_socket(
     path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = TIMEOUT_SECONDS
 ) -> tuple[int, bytes]:
-    """Send a GET request to the service, or a POST request with a body. Returns status and body of the response.
+    """Send a GET request to the service, or a POST request with a body or its chunks.
+
+    Returns status and body of the response.
 
     Args:
-        path: the control socket.
-        target: path and query.
-        body: the request's body, or chunks of it.
         timeout: seconds for each network operation.
 
     Raises:
@@ -72,8 +71,6 @@ def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_S
     """Yield the lines of a streamed response to a GET request, until the service ends it.
 
     Args:
-        path: the control socket.
-        target: path and query.
         timeout: maximum seconds without data.
 
     Raises:

@@ -104,7 +104,6 @@ class Edge:
     """Answers the requests of a listener with an application, and with plain handlers of single paths.
 
     Args:
-        app: the application, see `json_application`.
         refusals: counts the responses by status, from 400 on; None to count none.
         posts: handlers of posted shares by path, which need no ASGI scope and do not wait for their turn.
         trace_clock: the time for clients that trace their requests; None to trace none.
@@ -239,12 +238,7 @@ def _create_scope(request: protocol.Request) -> Scope:
 def json_application(
     routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
 ) -> Starlette:
-    """An application of these routes that responds to errors with JSON.
-
-    Args:
-        routes: the routes.
-        more_handlers: handlers of additional exceptions.
-    """
+    """An application of these routes that responds to errors with JSON."""
     handlers: dict[Any, ExceptionHandler] = dict.fromkeys(_EXPECTED, _handle_error)
     handlers[Exception] = _handle_unexpected_error
     app = Starlette(routes=list(routes), exception_handlers={**handlers, **(more_handlers or {})})
@@ -271,14 +265,7 @@ _EXPECTED: Final = (HTTPException, PayloadError, ShareRefused, TemporaryRefusal,
 
 
 def error_response_to(error: Exception, path: str, headers: Headers, request_id: str) -> Response | None:
-    """The response to an error of a request; None if it is unexpected.
-
-    Args:
-        error: the error.
-        path: path of the request.
-        headers: headers of the request.
-        request_id: logged with a final refusal.
-    """
+    """The response to an error of a request; None if it is unexpected. Logs a final refusal with the request's id."""
     if isinstance(error, TemporaryRefusal):  # not logged: the same share will arrive again
         return refusal_response(headers, error.situation, *error.details, headers=error.headers)
     if isinstance(error, HTTPException):
@@ -345,10 +332,7 @@ def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:
 def log_refusal(request_id: str, status: int, reason: str) -> None:
     """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
 
-    Args:
-        request_id: id of the request.
-        status: of the response.
-        reason: error text without any value of the request.
+    The reason has no value of the request.
     """
     if status not in RETRYABLE_STATUSES:
         log.debug("request_refused", status=status, reason=reason, request_id=request_id)

@@ -136,13 +136,7 @@ class GatewayLimits:
 
 
 class Gateway:
-    """Forwards listed requests to chain nodes.
-
-    Args:
-        proxy: sends requests to the nodes.
-        body_reader: reads bodies within limits.
-        limits: concurrency and time limits.
-    """
+    """Forwards listed requests to chain nodes."""
 
     def __init__(
         self,
@@ -256,7 +250,6 @@ class _ForwardedRequest:
     """One request that is being forwarded.
 
     Attributes:
-        method: GET or POST.
         started_at: when it took its slot, or began to wait for its turn, in event loop time.
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
@@ -395,7 +388,6 @@ class _PageReads:
         Args:
             target: path and query; the same for the same page.
             forward: sends the request, unless the response to another one is shared.
-            abort: aborts the request.
 
         Raises:
             TemporaryRefusal: another request has taken the place.
@@ -489,7 +481,6 @@ class _Read:
     """A read of one page.
 
     Attributes:
-        target: path and query of the page.
         turns: of requests without a response yet, in order; with what aborts the request. The result is whether the
             read has begun, or another request has taken the place.
         users: number of requests that have not ended.

@@ -55,11 +55,7 @@ READY: Final = Operation(
 
 
 def health_routes(run_checks: CheckRunner) -> list[ApiRoute]:
-    """The two routes.
-
-    Args:
-        run_checks: runs the readiness checks.
-    """
+    """The two routes."""
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("ok\n", headers=_NO_STORE)

@@ -198,8 +198,6 @@ def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
     """Return a listening TCP socket; port 0 takes a free port.
 
     Args:
-        host: address to listen on.
-        port: port to listen on.
         section: configuration section of host and port, for the advice.
 
     Raises:
@@ -239,7 +237,6 @@ def listen_unix(
     A stale socket file (after a crash) is replaced; a file on which a process listens is not.
 
     Args:
-        path: the socket's file.
         name: what the socket is, for errors.
         setting: the setting of the path, for the advice.
         mode: mode of the file, which determines the users that may connect.

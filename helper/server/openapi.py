@@ -59,15 +59,12 @@ class Operation:
     """Describes the operation of one route.
 
     Attributes:
-        summary: one line of text.
         response: type of the 200 response.
-        media_type: its media type.
         same_content_statuses: statuses with the same content as 200.
         body: fields or schema of the JSON request body, if there is one.
         path: fields or schemas of the path parameters.
         query: description and schema of the query parameters, by name.
         refusals: error statuses in addition to `COMMON_ERROR_STATUSES`.
-        error: type of the error responses.
         is_forwarded: whether responses of a node are forwarded, with any status and any JSON.
         authorized_role: holder of the required token, if one is configured.
     """

@@ -63,12 +63,10 @@ def create_operator_app(
     """Create the operator application.
 
     Args:
-        queue: reads the store for operators.
         read_rounds: reads what is known of the rounds.
         operations: performs the actions; None to serve none.
         service_status: state of the running service (node health, timings, pauses); None if none runs.
         source: `source` in the responses.
-        more_routes: routes of other modules.
     """
     handlers = {"GET": _query_handlers(queue, read_rounds, service_status, source)}
     if operations is not None:
@@ -162,7 +160,6 @@ async def live_rounds(
     """The rounds as a running helper knows them, and the chain's time.
 
     Args:
-        registry: the rounds.
         tree_size: returns the number of known leaves of a round.
         authentication: returns whether the published voting configuration authenticates a round.
         clock: the time before the first block.

@@ -141,9 +141,7 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
     would tell it from a wrong one. Operators can use the control socket meanwhile.
 
     Args:
-        feed: the status feed.
         token: operator token, required as a bearer token; empty disables the route (404).
-        clock: source of monotonic time.
     """
     guesses, counted_at = 0.0, clock.monotonic()  # of the latest seconds, and the time of this count
 
@@ -165,12 +163,7 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
 
 
 def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
-    """The control socket's routes of the feed and of the current state.
-
-    Args:
-        feed: the status feed.
-        observer: reads the current state.
-    """
+    """The control socket's routes of the feed and of the current state."""
 
     async def overview(_request: Request) -> Response:
         return JsonResponse(await observer.read_overview())

@@ -182,7 +182,6 @@ class Response:
     """A complete response.
 
     Attributes:
-        status: HTTP status.
         headers: names in lower case, and values. `content-length` is added.
         body: the body; it is not sent in response to HEAD.
     """
@@ -212,15 +211,10 @@ class Listener:
     """What the connections to one socket share.
 
     Args:
-        edge: answers the requests.
-        limits: limits of connections.
         trusted_networks: networks of proxies, whose idle connections are closed last.
         clock: time of the `Date` header.
 
     Attributes:
-        connections: the open connections.
-        evictor: closes the slowest connections under pressure.
-        tasks: the running handlers.
         held: connections whose client leaves a response unread or has sent requests behind the current one, those
             that have waited longest first.
         is_stopping: whether each connection closes after its response.
@@ -325,19 +319,12 @@ class RequestTrace:
 class Request:
     """A request and the sending of its response.
 
-    Args:
-        connection: see below.
-        head: see below.
-
     Attributes:
         connection: the connection; None when the response is complete or not wanted any more.
-        head: the request's head.
         method: as received.
         path: percent-decoded, without the query.
         headers: names in lower case, and values, in the order of arrival.
-        id: set by the edge.
-        trace: set by the edge; None if the request is not traced.
-        addresses: the ends of the connection.
+        id, trace: set by the edge; `trace` is None if the request is not traced.
         keep_alive: whether another request may follow the response.
         body: received bytes of the body that the handler has not taken.
         is_body_complete: whether the body was received completely.
@@ -558,13 +545,8 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
     A read returns at most `READ_BYTES`, so unread data stays in the kernel's buffers, which are bounded. All
     connections share one buffer: a read is processed before the next one begins.
 
-    Args:
-        listener: what the connections to the same socket share.
-
     Attributes:
-        listener: the same.
-        transport: the transport; set by `connection_made`.
-        addresses: its ends; set by `connection_made`.
+        transport, addresses: set by `connection_made`.
     """
 
     _buffer: ClassVar = memoryview(bytearray(READ_BYTES))

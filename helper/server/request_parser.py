@@ -28,11 +28,7 @@ _FRAMING_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class InvalidRequestError(Exception):
-    """A request is refused for good, and its connection is closed.
-
-    Attributes:
-        refusal: the response.
-    """
+    """A request is refused for good, and its connection is closed."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -44,8 +40,7 @@ class RequestHead:
     """The head of a request.
 
     Attributes:
-        method: as received.
-        target: as received.
+        method, target: as received.
         raw_path: path of the target, without the query.
         path: the same, percent-decoded.
         query: query of the target, without the question mark.

@@ -59,10 +59,6 @@ class WalletView:
     """The services that the wallet routes use.
 
     Attributes:
-        admission: accepts shares.
-        store: returns the states of shares.
-        rounds: the active rounds.
-        trees: their commitment trees.
         is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
         clock: the time at which a share is due.
         queue_summaries: summaries of the rounds; None if they are not served.
@@ -113,13 +109,7 @@ QUEUE_SUMMARY: Final = Operation(
 
 
 def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) -> PlainHandler:
-    """A handler that accepts posted shares and counts the outcomes.
-
-    Args:
-        view: accepts the shares and counts.
-        api_token: token required in X-Helper-Token; empty for none.
-        body_reader: reads the requests' bodies.
-    """
+    """A handler that accepts posted shares and counts the outcomes; an empty `api_token` requires no token."""
 
     async def accept(request: protocol.Request) -> protocol.Response:
         try:
@@ -159,11 +149,9 @@ def create_wallet_edge(
         view: the services that the wallet routes use; None to serve none of these routes.
         api_token: token that wallets must send in X-Helper-Token; empty for none.
         expose_queue_status: whether `/queue-status` is served.
-        body_reader: reads request bodies within limits.
         refusals: counts the responses by status, from 400 on; None to count none.
         more_routes: routes of other packages, matched after the wallet routes.
         operator_token: token of operators for `more_routes`; empty disables these routes.
-        trace_clock: as for `Edge`.
     """
     wallets: list[ApiRoute] = []
     posts: dict[str, PlainHandler] = {}
