@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -246,6 +246,7 @@ class _GatewayRoute(ApiRoute):
         await self._gateway.serve(scope, receive, send)
 
 
+@dataclass(eq=False, repr=False)
 class _ForwardedRequest:
     """One request that is being forwarded.
 
@@ -254,24 +255,18 @@ class _ForwardedRequest:
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        limits: GatewayLimits,
-        page_reads: _PageReads | None,
-    ) -> None:
-        self._request = request_of(scope)
-        self._page_reads = page_reads  # if it requests a page of leaves
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._limits = limits
+    scope: Scope
+    receive: Receive
+    send: Send
+    limits: GatewayLimits
+    page_reads: _PageReads | None  # if it requests a page of leaves
+    stalled_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self._request = request_of(self.scope)
         self.abort = self._request.abort  # `_cancel_on_disconnect` then ends the request to the node
-        self.method: str = scope["method"]
+        self.method: str = self.scope["method"]
         self.started_at = anyio.current_time()
-        self.stalled_since: float | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -281,24 +276,24 @@ class _ForwardedRequest:
     @property
     def holds_slot(self) -> bool:
         """Whether it counts towards `max_concurrent`."""
-        return not self.is_streamed and self._page_reads is None
+        return not self.is_streamed and self.page_reads is None
 
     async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._cancel_on_disconnect, group.cancel_scope)
             try:
-                with anyio.fail_after(self._limits.response_seconds):
+                with anyio.fail_after(self.limits.response_seconds):
                     await self._forward(proxy, request)
             except TemporaryRefusal as refusal:
-                await self._fail(refusal_response(self._scope["headers"], refusal.situation))
+                await self._fail(refusal_response(self.scope["headers"], refusal.situation))
             except PossiblySent:
                 text = "the node's response was lost; check for the transaction before sending it again"
                 await self._fail(self._error(502, text))
             except ChainUnavailable as error:
                 # The error's text contains names of nodes, which only operators may see.
                 situation = Situation.NOTHING_SENT if request.method == "POST" else Situation.NO_CHAIN_NODE
-                await self._fail(refusal_response(self._scope["headers"], situation), error)
+                await self._fail(refusal_response(self.scope["headers"], situation), error)
             except ChainError as error:
                 await self._fail(self._error(502, "invalid response from node"), error)
             except TimeoutError:
@@ -309,14 +304,14 @@ class _ForwardedRequest:
     async def _forward(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Send the request, that for a page of leaves in its turn, and stream the response."""
         forward = proxy.forward(request)
-        if self._page_reads is not None:
-            forward = self._page_reads.read(request.target, forward, self.abort)
+        if self.page_reads is not None:
+            forward = self.page_reads.read(request.target, forward, self.abort)
         async with forward as response:
             await self._stream(response)
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
         """Cancel when the client disconnects. This also closes the connection to the node."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
 
@@ -344,24 +339,24 @@ class _ForwardedRequest:
 
     async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         headers = [*headers, (b"cache-control", b"no-store")]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_chunk(self, chunk: bytes, *, more: bool) -> None:
         self.stalled_since = anyio.current_time()  # the connection ends if the client reads nothing for some time
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": more})
         self.stalled_since = None
 
     async def _fail(self, response: Response, error: ChainError | None = None) -> None:
         """Respond with an error. Once the head of a response was sent, abort the connection instead."""
         if not self._request.has_response_begun:
-            await response(self._scope, self._receive, self._send)
+            await response(self.scope, self.receive, self.send)
             return
         if error is not None:
             log.warning("gateway_response_aborted", status=response.status_code, reason=str(error))
         self.abort()
 
     def _error(self, status: int, text: str) -> Response:
-        return route_error_response(self._scope["path"], status, text)
+        return route_error_response(self.scope["path"], status, text)
 
 
 class _PageReads:
@@ -477,6 +472,7 @@ class _PageReads:
             self._start_next()
 
 
+@dataclass(eq=False, repr=False)
 class _Read:
     """A read of one page.
 
@@ -489,13 +485,12 @@ class _Read:
         shared_bytes: bytes of the response that are in memory.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.turns: dict[asyncio.Future[bool], Callable[[], None]] = {}
-        self.users = 0
-        self.lock = anyio.Lock()
-        self.outcome: StreamedResponse | ChainError | None = None
-        self.shared_bytes = 0
+    target: str
+    turns: dict[asyncio.Future[bool], Callable[[], None]] = field(default_factory=dict)
+    users: int = 0
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    outcome: StreamedResponse | ChainError | None = None
+    shared_bytes: int = 0
 
 
 def _set(turn: asyncio.Future[bool], *, is_granted: bool) -> None:

@@ -63,7 +63,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from enum import IntEnum, auto
 from http import HTTPStatus
@@ -316,6 +316,7 @@ class RequestTrace:
         return b"%d" % ((self._clock.monotonic() - self._started) * 1e6)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """A request and the sending of its response.
 
@@ -332,47 +333,30 @@ class Request:
         has_response_begun: whether the response's status is decided.
     """
 
-    __slots__ = (
-        "_body_left",
-        "_changed",
-        "_head_lines",
-        "_is_chunked",
-        "_is_end_taken",
-        "_is_taken",
-        "addresses",
-        "awaits_continue",
-        "body",
-        "connection",
-        "has_response_begun",
-        "head",
-        "headers",
-        "id",
-        "is_body_complete",
-        "keep_alive",
-        "method",
-        "path",
-        "trace",
-    )
+    connection: Connection | None
+    head: RequestHead
+    addresses: Addresses
+    id: str = ""
+    trace: RequestTrace | None = None
+    method: str = field(init=False)
+    path: str = field(init=False)
+    headers: Headers = field(init=False)
+    keep_alive: bool = field(init=False)
+    body: bytes | bytearray = b""
+    is_body_complete: bool = False
+    awaits_continue: bool = field(init=False)
+    has_response_begun: bool = False
+    _changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
+    _is_taken: bool = False  # whether anything of the body was taken
+    _is_end_taken: bool = False
+    _head_lines: bytes = b""  # the begin of the response, written with the first part of its body
+    _body_left: int | None = 0  # bytes of the response's body; None if it has no length
+    _is_chunked: bool = False
 
-    def __init__(self, connection: Connection, head: RequestHead) -> None:
-        self.connection: Connection | None = connection
-        self.head = head
-        self.method = head.method
-        self.path = head.path
-        self.headers = head.headers
-        self.id = ""
-        self.trace: RequestTrace | None = None
-        self.addresses = connection.addresses
-        self.keep_alive = head.keep_alive and not head.expects_continue
-        self.body: bytes | bytearray = b""
-        self.is_body_complete = False
-        self.awaits_continue = head.expects_continue
-        self.has_response_begun = False
-        self._changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
-        self._is_taken = self._is_end_taken = False  # whether anything of the body, and its end, was taken
-        self._head_lines = b""  # the begin of the response, written with the first part of its body
-        self._body_left: int | None = 0  # bytes of the response's body; None if it has no length
-        self._is_chunked = False
+    def __post_init__(self) -> None:
+        head = self.head
+        self.method, self.path, self.headers = head.method, head.path, head.headers
+        self.keep_alive, self.awaits_continue = head.keep_alive and not head.expects_continue, head.expects_continue
 
     # ------------------------------------------------------------------ for the handler: request
 
@@ -727,7 +711,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self.listener.evictor.add_pending(self, size, self._loop.time())
 
     def _begin_request(self, head: RequestHead) -> Request:
-        self._request = Request(self, head)
+        self._request = Request(self, head, self.addresses)
         return self._request
 
     def _run_in_turn(self) -> None:
