@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 
-from helper.app.cluster import POLL_SECONDS, SendLoop
+from helper.app.cluster import POLL_SECONDS
 from helper.app.gates import Gates
 from helper.chain.block_reader import RevealHistory
 from helper.chain.commitment_trees import CommitmentTreeSync
@@ -79,7 +79,6 @@ class Pipeline(NamedTuple):
 
     sender: Sender
     dispatcher: Dispatcher
-    send_loop: SendLoop
     round_closing: RoundClosing
 
 
@@ -208,12 +207,6 @@ def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> 
         stats=stats,
         max_sleep=POLL_SECONDS if store.is_shared else MAX_SLEEP_SECONDS,
     )
-    send_loop = SendLoop(
-        sender=sender,
-        get_pause_reason=lambda: gates.get_dispatch_gate().pause_reason,
-        clock=clock,
-        stats=stats,
-    )
     round_closing = RoundClosing(
         store=store,
         clock=clock,
@@ -222,7 +215,7 @@ def build_pipeline(host: Host, chain: Chain, provers: Provers, gates: Gates) -> 
         purge_after=config.helper.purge_after_hours * HOUR_SECONDS,
         lease=host.lease,
     )
-    return Pipeline(sender, dispatcher, send_loop, round_closing)
+    return Pipeline(sender, dispatcher, round_closing)
 
 
 def build_archive(

@@ -241,8 +241,15 @@ POLL_SECONDS: Final = 1.0
 """Maximum seconds between two polls of a shared queue, as notifications may be lost."""
 
 
-class SendLoop:
-    """Sends messages that were never sent. The sender tracks sent messages until they are confirmed.
+async def send_prepared(
+    sender: Sender,
+    prepared: asyncio.Event,
+    *,
+    get_pause_reason: Callable[[], PauseReason | None],
+    clock: Clock,
+    stats: Stats,
+) -> None:
+    """Send messages that were never sent, until cancelled. The sender tracks sent messages until they are confirmed.
 
     On a single host, the dispatcher passes each prepared share to the sender. With a shared queue, any host can prepare
     messages. This loop of the lease holder finds them when it is notified, and polls once per second in case a
@@ -250,38 +257,18 @@ class SendLoop:
 
     Args:
         sender: sends messages; idle while another host holds the lease.
+        prepared: set when there may be something to send.
         get_pause_reason: why nothing may be sent now, or None.
     """
-
-    def __init__(
-        self,
-        *,
-        sender: Sender,
-        get_pause_reason: Callable[[], PauseReason | None],
-        clock: Clock,
-        stats: Stats,
-    ) -> None:
-        self._sender = sender
-        self._get_pause_reason = get_pause_reason
-        self._clock = clock
-        self._stats = stats
-        self._wake_event = asyncio.Event()
-        self._errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
-
-    def wake(self) -> None:
-        """Notify the loop that there may be something to send."""
-        self._wake_event.set()
-
-    async def run(self) -> None:
-        """Send until cancelled."""
-        while True:
-            self._wake_event.clear()
-            error: Exception | None = None
-            try:
-                if self._get_pause_reason() is None:
-                    await self._sender.send_new()
-            except Exception as failure:  # the next iteration may succeed
-                error = failure
-            self._stats.note_attempt("sending prepared shares", error, self._clock.monotonic())
-            self._errors.note(error)
-            await self._clock.wait(self._wake_event, self._clock.now() + POLL_SECONDS)
+    errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
+    while True:
+        prepared.clear()
+        error: Exception | None = None
+        try:
+            if get_pause_reason() is None:
+                await sender.send_new()
+        except Exception as failure:  # the next iteration may succeed
+            error = failure
+        stats.note_attempt("sending prepared shares", error, clock.monotonic())
+        errors.note(error)
+        await clock.wait(prepared, clock.now() + POLL_SECONDS)

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from helper.app.builders import build_archive, build_chain, build_host, build_pipeline, build_provers
-from helper.app.cluster import ClusterMember
+from helper.app.cluster import ClusterMember, send_prepared
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
@@ -85,6 +85,7 @@ class Service:
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._agreed_block = asyncio.Event()
+        self._prepared = asyncio.Event()  # a message that may not be sent yet
         self._reconciled_heights: tuple[int, ...] = ()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
@@ -113,7 +114,7 @@ class Service:
         )
         self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)
         pipeline = build_pipeline(host, chain, provers, self.gates)
-        self.sender, self.dispatcher, self.send_loop, self.round_closing = pipeline
+        self.sender, self.dispatcher, self.round_closing = pipeline
         self.sender.subscribe(self._new_block.set)
         self.admission = AdmissionController(
             store=self.store,
@@ -324,7 +325,15 @@ class Service:
             if self.role.can_prove:
                 group.create_task(self.dispatcher.run())
             if self.role.can_send:
-                group.create_task(self.send_loop.run())
+                group.create_task(
+                    send_prepared(
+                        self.sender,
+                        self._prepared,
+                        get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
+                        clock=self.clock,
+                        stats=self.stats,
+                    )
+                )
 
     async def _compare_node_ids(self) -> None:
         while True:
@@ -350,13 +359,13 @@ class Service:
         if channel != PREPARED_NOTIFICATION:
             self.dispatcher.wake()
         if channel != DUE_NOTIFICATION:
-            self.send_loop.wake()
+            self._prepared.set()
 
     def _on_lease_acquired(self) -> None:
         """Handle the acquisition of the sender lease."""
         self.sender.start_term()
         self._new_block.set()
-        self.send_loop.wake()
+        self._prepared.set()
 
     def _on_block(self, _height: int) -> None:
         self._new_block.set()

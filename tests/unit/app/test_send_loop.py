@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helper.app.cluster import SendLoop
+from helper.app.cluster import send_prepared
 from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
 from helper.lease import LocalLease
@@ -41,19 +41,22 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
 @asynccontextmanager
 async def run_send_loop(
     pipeline: Pipeline, lease: FakeLease, paused: list[PauseReason] | None = None
-) -> AsyncIterator[SendLoop]:
+) -> AsyncIterator[asyncio.Event]:
     """Run a send loop next to a dispatcher that only proves."""
     pipeline.dispatcher._sender = None
     pipeline.sender = pipeline.make_sender(lease=lease)
-    loop = SendLoop(
-        sender=pipeline.sender,
-        get_pause_reason=lambda: paused[-1] if paused else None,
-        clock=pipeline.clock,
-        stats=pipeline.stats,
+    prepared = asyncio.Event()
+    task = asyncio.create_task(
+        send_prepared(
+            pipeline.sender,
+            prepared,
+            get_pause_reason=lambda: paused[-1] if paused else None,
+            clock=pipeline.clock,
+            stats=pipeline.stats,
+        )
     )
-    task = asyncio.create_task(loop.run())
     try:
-        yield loop
+        yield prepared
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -80,26 +83,26 @@ async def test_send_loop_sends_prepared_share_within_a_second_without_notificati
 
 @pytest.mark.parametrize("number", [1, 80], ids=["one", "more than the limit of concurrent sends"])
 async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: FakeLease, number: int) -> None:
-    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+    async with run_send_loop(pipeline, lease) as prepared, pipeline.run_dispatcher():
         await pipeline.enqueue(*range(1, number + 1))
         await wait_until(lambda: enqueue_and_prepare(pipeline, number))
-        loop.wake()
+        prepared.set()
         await wait_until(lambda: len(pipeline.nodes.posts) == number)
     assert len({row[0] for row in pipeline.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == number
 
 
 async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: FakeLease) -> None:
     lease.is_held = False
-    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+    async with run_send_loop(pipeline, lease) as prepared, pipeline.run_dispatcher():
         await pipeline.enqueue(1, 2)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 2))
-        loop.wake()
+        prepared.set()
         await pipeline.advance_when_idle(3.0)
         await pipeline.next_block()
         await pipeline.settle_dispatcher()
         assert pipeline.nodes.posts == []
         lease.is_held = True
-        loop.wake()
+        prepared.set()
         await wait_until(lambda: len(pipeline.nodes.posts) == 2)
 
 
@@ -125,10 +128,10 @@ async def test_lease_change_while_recording_send_prevents_it(
         return is_marked
 
     monkeypatch.setattr(messages, "mark_sending", slow)
-    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+    async with run_send_loop(pipeline, lease) as prepared, pipeline.run_dispatcher():
         await pipeline.enqueue(1)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
-        loop.wake()
+        prepared.set()
         await wait_until(lambda: marked and pipeline.clock.sleeper_count == 2)  # the send has ended too
         await pipeline.settle_dispatcher()
         assert pipeline.nodes.posts == []
@@ -140,13 +143,13 @@ async def test_lease_change_while_recording_send_prevents_it(
 
 async def test_paused_queue_holds_back_unsent_shares(pipeline: Pipeline, lease: FakeLease) -> None:
     paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
-    async with run_send_loop(pipeline, lease, paused) as loop, pipeline.run_dispatcher():
+    async with run_send_loop(pipeline, lease, paused) as prepared, pipeline.run_dispatcher():
         await pipeline.enqueue(1, submit_at=START_TIME)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
-        loop.wake()
+        prepared.set()
         await pipeline.advance_when_idle(2.0)
         await pipeline.settle_dispatcher()
         assert pipeline.nodes.posts == []
         paused.clear()
-        loop.wake()
+        prepared.set()
         await wait_until(lambda: len(pipeline.nodes.posts) == 1)
