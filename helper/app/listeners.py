@@ -211,7 +211,6 @@ class Listeners:
         return contextlib.closing(bind_tcp(settings.host, settings.port))
 
     def _get_audit(self, round_id: bytes) -> AuditResponse | None:
-        """Return the result of the helper's audit of a round for the page, None without one."""
         stored = None if self._audits is None else self._audits.get(round_id)
         return None if stored is None else _audit_response(stored)
 
@@ -275,7 +274,6 @@ def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
 
 
 def _audit_response(stored: StoredAudit) -> AuditResponse:
-    """The result of an audit for the page."""
     return {
         "at": stored.at,
         "verdict": stored.verdict,

@@ -362,7 +362,6 @@ class Service:
             self._prepared.set()
 
     def _on_lease_acquired(self) -> None:
-        """Handle the acquisition of the sender lease."""
         self.sender.start_term()
         self._new_block.set()
         self._prepared.set()

@@ -175,17 +175,14 @@ class _LimitedNetworkStream(httpcore.AsyncNetworkStream):
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._stream.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        """Return the encrypted connection."""
         return _LimitedNetworkStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:
-        """Return information on the connection."""
         return self._stream.get_extra_info(info)
 
 
@@ -193,7 +190,6 @@ class _LimitedBackend(httpcore.AnyIOBackend):
     """Opens connections that limit what precedes the body of each response."""
 
     async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        """Open a connection."""
         return _LimitedNetworkStream(await super().connect_tcp(*args, **options))
 
 

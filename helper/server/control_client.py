@@ -34,7 +34,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket's file."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(min(self.timeout or CONNECT_SECONDS, CONNECT_SECONDS))
         try:

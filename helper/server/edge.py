@@ -370,7 +370,6 @@ def request_id_of(request: Request) -> str:
 
 
 def _generate_ids() -> Iterator[str]:
-    """Generate random ids endlessly."""
     digits = 2 * _ID_BYTES
     while True:
         batch = secrets.token_hex(_ID_BYTES * _ID_BATCH)

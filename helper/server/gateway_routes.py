@@ -238,7 +238,6 @@ class _GatewayRoute(ApiRoute):
         self._gateway = gateway
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request if the raw path and the method match."""
         if scope["method"] != self.method:
             raise HTTPException(405, headers={"Allow": self.method})
         if self._raw_pattern.fullmatch(scope.get("raw_path", b"")) is None:
@@ -316,7 +315,6 @@ class _ForwardedRequest:
         scope.cancel()
 
     async def _stream(self, response: StreamedResponse) -> None:
-        """Send a node's response to the client."""
         if response.status == HTTPStatus.NO_CONTENT:
             await self._send_head(response.status, [])  # ignore the node's length and type: there is no body
             await self._send_chunk(b"", more=False)

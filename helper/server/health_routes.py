@@ -70,8 +70,8 @@ def health_routes(run_checks: CheckRunner) -> list[ApiRoute]:
     return [ApiRoute(LIVE_PATH, live, "GET", LIVE), ApiRoute(READY_PATH, ready, "GET", READY)]
 
 
-class LoopbackHostMiddleware:
-    """Refuses `Host` names other than localhost on loopback addresses.
+def _check_host(app: ASGIApp) -> ASGIApp:
+    """Refuse `Host` names other than localhost on loopback addresses.
 
     A web page can make its own name resolve to 127.0.0.1 and read from local services (DNS rebinding); its requests
     have its name as `Host`. The check uses the local address of the connection, because listeners on `0.0.0.0` and `::`
@@ -79,17 +79,14 @@ class LoopbackHostMiddleware:
     host names there.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
         if host is not None and is_loopback((scope.get("server") or ("",))[0]) and not _is_local_host(host):
-            refused = error_response(421, "Host must be localhost or an IP address")
-            await refused(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            await error_response(421, "Host must be localhost or an IP address")(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return serve
 
 
 def _is_local_host(host: str) -> bool:
@@ -110,6 +107,4 @@ def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
         text, kind = await metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=kind)
 
-    return LoopbackHostMiddleware(
-        json_application([Route(METRICS_PATH, scrape, methods=["GET"]), *health_routes(run_checks)])
-    )
+    return _check_host(json_application([Route(METRICS_PATH, scrape, methods=["GET"]), *health_routes(run_checks)]))

@@ -169,7 +169,6 @@ class _UvicornServer(uvicorn.Server):
         self._owner.is_listening = True
 
     async def main_loop(self) -> None:
-        """Wait for the stop."""
         await self._owner.stop_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -140,12 +140,10 @@ def _query_handlers(
 
 
 async def _handle_usage_error(_request: Request, error: Exception) -> Response:
-    """Respond to an invalid parameter."""
     return error_response(400, str(error))
 
 
 async def _handle_error(_request: Request, error: Exception) -> Response:
-    """Respond to an error of the helper with its text and advice."""
     assert isinstance(error, HelperError)
     status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
     return JsonResponse({"status": "error", "error": str(error), "advice": error.advice}, status)
@@ -406,7 +404,6 @@ async def _read_chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 async def _read_json(request: Request, kind: type[Body]) -> Body:
-    """Parse the JSON of a request's body."""
     body = bytearray()
     async for chunk in _read_chunks(request):
         body += chunk

@@ -62,7 +62,6 @@ class _PageRoute(ApiRoute):
     """Matches every path outside the API, with any method."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match paths that are not reserved for the API."""
         if scope["path"].lstrip("/").split("/", 1)[0] in RESERVED:
             return Match.NONE, {}
         return super().matches(scope)

@@ -734,7 +734,6 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self.listener.add_task(self._loop.create_task(self._handle(self._request)))
 
     async def _handle(self, request: Request) -> None:
-        """Run the handler and send its response."""
         try:
             response = await self.listener.edge(request)
             if response is not None:
