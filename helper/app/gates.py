@@ -66,7 +66,7 @@ class Gates:
         return (
             self.store_fault()
             or self._clock_fault()
-            or self._intake_blocked()
+            or (None if self.cluster is None else self.cluster.intake_blocked)
             or self.sync_fault()
             or self.all_rounds_pause_reason()
         )
@@ -101,7 +101,7 @@ class Gates:
         reason = (
             self.store_fault()  # a proof could not be stored
             or self.clock_suspect()
-            or self._work_blocked()
+            or (None if self.cluster is None else self.cluster.work_blocked)
             or (PauseCause.NO_NODE_IN_SYNC.reason() if head is None else None)
             # Shares confirmed since the last stop or the restored backup need no proof. The wait is bounded.
             or self.unread_since_stop()
@@ -143,12 +143,6 @@ class Gates:
         """Why this host's clock must not be used for dispatch, or None."""
         fault = self._clock_fault()
         return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self.node_pool.is_clock_suspect else fault
-
-    def _intake_blocked(self) -> PauseReason | None:
-        return None if self.cluster is None else self.cluster.intake_blocked
-
-    def _work_blocked(self) -> PauseReason | None:
-        return None if self.cluster is None else self.cluster.work_blocked
 
     def sync_fault(self) -> PauseReason | None:
         """Why the chain's state is not known well enough to admit shares, or None."""
