@@ -129,14 +129,13 @@ class Listeners:
     def _wallet_edge(self) -> Edge:
         config, feed = self._config, self._feed
         token = config.operator.token
-        events = [] if feed is None else [events_route(feed, token, self._clock)]
+        events = [events_route(feed, token, self._clock)] if feed is not None and token else []
         return create_wallet_edge(
             self._view,
             api_token=config.helper.api_token,
             expose_queue_status=config.helper.expose_queue_status,
             refusals=self._refusals,
             more_routes=[*events, *self._common_routes()],
-            operator_token=token,
             trace_clock=self._clock if config.server.trace_requests else None,
         )
 

@@ -91,17 +91,15 @@ class ApiRoute(Route):
         self.operation = operation
 
 
-def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
+def generate_document(routes: Iterable[BaseRoute], *, wallets_have_token: bool) -> dict[str, Any]:
     """Generate the document as plain JSON.
 
     Args:
         routes: those of type ApiRoute, also of mounted applications, are described.
-        authorized_roles: holders whose tokens are configured.
+        wallets_have_token: whether the wallet API requires its token. Routes of operators exist only with theirs.
     """
-    configured = frozenset(authorized_roles)
-    # the operations of operators are disabled without a token
-    excluded = {"operators"} - configured
-    described = [each for each in _described_routes(routes) if each[1].operation.authorized_role not in excluded]
+    configured: frozenset[TokenHolder] = frozenset(["operators", "wallets"] if wallets_have_token else ["operators"])
+    described = list(_described_routes(routes))
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
@@ -198,7 +196,7 @@ DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
 
 
 def add_document_route(
-    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = ""
 ) -> list[BaseRoute]:
     """Add the route of the OpenAPI document, which describes all routes.
 
@@ -206,14 +204,11 @@ def add_document_route(
         routes: matched first.
         more_routes: matched last; one of them may match every path.
         api_token: token of the wallet API; empty for none.
-        operator_token: token of the operator API; empty for none.
     """
-    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
 
     @cache
     def get_document() -> bytes:
-        roles = [holder for holder, token in tokens.items() if token]
-        return orjson.dumps(generate_document(all_routes, authorized_roles=roles))
+        return orjson.dumps(generate_document(all_routes, wallets_have_token=bool(api_token)))
 
     async def document(_request: Request) -> Response:
         return Response(get_document(), media_type="application/json")

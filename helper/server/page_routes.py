@@ -138,16 +138,11 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
 
     Above `GUESSES_PER_SECOND` wrong tokens, no token is compared (429): also the right one waits, because the response
     would tell it from a wrong one. Operators can use the control socket meanwhile.
-
-    Args:
-        token: operator token, required as a bearer token; empty disables the route (404).
     """
     guesses, counted_at = 0.0, clock.monotonic()  # of the latest seconds, and the time of this count
 
     async def events(request: Request) -> Response:
         nonlocal guesses, counted_at
-        if not token:
-            raise HTTPException(404)
         now = clock.monotonic()
         guesses, counted_at = max(0.0, guesses - (now - counted_at) * GUESSES_PER_SECOND), now
         if guesses > GUESS_BURST - 1:

@@ -140,7 +140,6 @@ def create_wallet_edge(
     body_reader: BodyReader | None = None,
     refusals: Counter[int] | None = None,
     more_routes: Sequence[BaseRoute] = (),
-    operator_token: str = "",
     trace_clock: Clock | None = None,
 ) -> Edge:
     """Create what serves the port of the wallet API.
@@ -151,14 +150,13 @@ def create_wallet_edge(
         expose_queue_status: whether `/queue-status` is served.
         refusals: counts the responses by status, from 400 on; None to count none.
         more_routes: routes of other packages, matched after the wallet routes.
-        operator_token: token of operators for `more_routes`; empty disables these routes.
     """
     wallets: list[ApiRoute] = []
     posts: dict[str, PlainHandler] = {}
     if view is not None:
         wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
         posts[SHARES_PATH] = share_handler(view, api_token=api_token, body_reader=body_reader or BodyReader())
-    routes = add_document_route(wallets, more_routes, api_token=api_token, operator_token=operator_token)
+    routes = add_document_route(wallets, more_routes, api_token=api_token)
     return Edge(json_application(routes), refusals, posts, trace_clock)
 
 

@@ -145,7 +145,7 @@ async def test_openapi_configured_tokens_are_described() -> None:
 
 
 def test_openapi_route_without_operation_is_omitted() -> None:
-    assert generate_document([], authorized_roles=())["paths"] == {}
+    assert generate_document([], wallets_have_token=False)["paths"] == {}
 
 
 # Everything on the wallet API port
