@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from helper.circuits.generation import CircuitGeneration, parse_version
 from helper.circuits.single_choice import SingleChoiceGeneration
-from helper.core.share_fields import ObjectField
 from proofs import CIRCUITS, CircuitError, CircuitInfo
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ def circuit_of_proof(proof: bytes) -> CircuitInfo | None:
     return next((info for info in infos if info.proof_bytes == len(proof)), None)
 
 
-def share_body_schema() -> ObjectField | Mapping[str, Any]:
-    """Return the fields of a posted share, or, if there are several kinds, the JSON schema of any of them."""
-    kinds = list({generation.kind: generation.fields for generation in GENERATIONS.values()}.values())
-    return kinds[0] if len(kinds) == 1 else {"anyOf": [fields.schema() for fields in kinds]}
+def share_body_schema() -> Mapping[str, Any]:
+    """Return the JSON schema of a posted share, of any kind if there are several."""
+    kinds = {generation.kind: generation.fields.schema() for generation in GENERATIONS.values()}
+    return {"anyOf": list(kinds.values())} if len(kinds) > 1 else next(iter(kinds.values()))
 
 
 def circuits_of_kind(kind: str) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from helper.core.refusals import retry_after_of
-from helper.core.share_fields import Field, ObjectField
 from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
 from helper.server.edge import TOKEN_HEADER, has_bare_error
 
@@ -61,8 +60,8 @@ class Operation:
     Attributes:
         response: type of the 200 response.
         same_content_statuses: statuses with the same content as 200.
-        body: fields or schema of the JSON request body, if there is one.
-        path: fields or schemas of the path parameters.
+        body: schema of the JSON request body, if there is one.
+        path: schemas of the path parameters.
         query: description and schema of the query parameters, by name.
         refusals: error statuses in addition to `COMMON_ERROR_STATUSES`.
         is_forwarded: whether responses of a node are forwarded, with any status and any JSON.
@@ -73,8 +72,8 @@ class Operation:
     response: Any
     media_type: str = _JSON
     same_content_statuses: Sequence[int] = ()
-    body: ObjectField | Mapping[str, Any] | None = None
-    path: Mapping[str, Field | Mapping[str, Any]] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    path: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: Sequence[int] = ()
     error: Any = ErrorResponse
@@ -160,14 +159,13 @@ def _describe_operation(
         "responses": {"200": {"description": "Success.", "content": success}, **errors},
     }
     in_path = [
-        {"name": name, "in": "path", "required": True, "schema": _schema(field)}
-        for name, field in operation.path.items()
+        {"name": name, "in": "path", "required": True, "schema": schema} for name, schema in operation.path.items()
     ]
     in_query = [{"name": name, "in": "query", **parameter} for name, parameter in operation.query.items()]
     if in_path or in_query:
         described["parameters"] = [*in_path, *in_query]
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": _json(_schema(operation.body))}
+        described["requestBody"] = {"required": True, "content": _json(operation.body)}
     if scheme:
         described["security"] = [{scheme: []}]
     return described
@@ -177,10 +175,6 @@ def _error_type(path: str, status: int, operation: Operation) -> Any:
     if has_bare_error(path, status):
         return NoRouteResponse
     return IngressReceipt if status == HTTPStatus.REQUEST_TIMEOUT else operation.error
-
-
-def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:
-    return field if isinstance(field, Mapping) else field.schema()
 
 
 def _describe_refusal(status: int, schema: Any) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class WalletView:
     count_outcome: Callable[[str], None] = lambda _: None
 
 
+_PATH_HEX: Final = payload.PATH_HEX_FIELD.schema()
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     payload.AcceptedResponse,
@@ -91,7 +92,7 @@ SHARE_STATUS: Final = Operation(
     "Whether a share is confirmed on chain; 202 if it is not.",
     payload.ShareStatusResponse,
     same_content_statuses=(202,),
-    path={"round_id": payload.PATH_HEX_FIELD, "nullifier": payload.PATH_HEX_FIELD},
+    path={"round_id": _PATH_HEX, "nullifier": _PATH_HEX},
     refusals=(404,),
     authorized_role="wallets",
 )
@@ -103,7 +104,7 @@ QUEUE_STATUS: Final = Operation(
 QUEUE_SUMMARY: Final = Operation(
     "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
     QueueSummary,
-    path={"round_id": payload.PATH_HEX_FIELD},
+    path={"round_id": _PATH_HEX},
     refusals=(404,),
 )
 
