@@ -27,7 +27,7 @@ from helper.store.db_copy.tables import (
     LiveShare,
     Table,
     is_row_valid,
-    make_portable,
+    select_sound,
 )
 from helper.store.models import DamagedShare
 from helper.store.table_rows import MOVED_KEY, UNFINISHED_KEY, CopyMark, Row, refuse_marked
@@ -165,8 +165,8 @@ class QueueCopy:
     def _now(self) -> int:
         return int(self._clock.now())
 
-    def _copy(self) -> PortableRows:
-        rows = PortableRows(self._source, self._clock, self._on_progress)
+    def _copy(self) -> SourceRows:
+        rows = SourceRows(self._source, self._clock, self._on_progress)
         for table in TABLES:
             for page in rows.read_pages(table):
                 if table is not META:  # copied together with the mark
@@ -176,13 +176,13 @@ class QueueCopy:
         rows.report("copied")
         return rows
 
-    def _compare(self, copied: PortableRows) -> None:
+    def _compare(self, copied: SourceRows) -> None:
         """Compare all rows.
 
         Raises:
             StoreCopyDiffers: the target differs from the source.
         """
-        rows = PortableRows(self._source, self._clock, self._on_progress)
+        rows = SourceRows(self._source, self._clock, self._on_progress)
         differing = []
         for table in TABLES:
             pages = rows.read_pages(table), self._target.read_pages(table)
@@ -195,7 +195,7 @@ class QueueCopy:
         rows.report("compared")
 
 
-class PortableRows:
+class SourceRows:
     """One pass over the rows of a source that its copy should have.
 
     Args:
@@ -224,7 +224,7 @@ class PortableRows:
     def read_pages(self, table: Table) -> Iterator[list[Row]]:
         """Yield the rows of a table. The tables must be read in the order of `TABLES`."""
         for page in self._source.read_pages(table):
-            rows = [row for original in page if (row := self._make_portable(table, original)) is not None]
+            rows = [row for original in page if (row := self._select(table, original)) is not None]
             if table is ROUND_KEYS:
                 self._rounds |= {row[0]: row[1] for row in rows}
             elif table is SHARES:
@@ -241,20 +241,20 @@ class PortableRows:
         """Report the rows so far."""
         self._on_progress(f"{done}: {self.number} rows, {self._clock.monotonic() - self._began:.1f} s")
 
-    def _make_portable(self, table: Table, row: Row) -> Row | None:
+    def _select(self, table: Table, row: Row) -> Row | None:
         """Return the row as the target should have it, None if it is damaged or of an unknown round."""
         if table is SHARES:
-            return self._make_share_portable(LiveShare(*row))
+            return self._select_share(LiveShare(*row))
         is_known = table.round_column is None or row[table.round_column] in self._rounds
         return row if is_known and is_row_valid(table, row, self._row_key) else None
 
-    def _make_share_portable(self, share: LiveShare) -> LiveShare | None:
+    def _select_share(self, share: LiveShare) -> LiveShare | None:
         quarantined = self._quarantined.get(share.id)
-        portable = None if quarantined is not None else make_portable(share, self._row_key)
-        if portable is None:
+        sound = None if quarantined is not None else select_sound(share, self._row_key)
+        if sound is None:
             self.damaged.append(quarantined or share.share.to_damaged_share())
             return None
-        return portable if self._rounds.get(portable.round_no) == portable.share.round_id else None
+        return sound if self._rounds.get(sound.round_no) == sound.share.round_id else None
 
 
 def _count_live_and_confirmed(counts: Mapping[tuple[int, int], int]) -> tuple[int, int]:

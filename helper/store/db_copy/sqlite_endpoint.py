@@ -6,7 +6,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,6 @@ from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.process_security import acting_as_owner
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
-from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translating
@@ -90,8 +88,7 @@ class SqliteEndpoint(CopyEndpoint):
         self._use_connection(self._opened.tx.conn)
 
     def _use_connection(self, conn: sqlite3.Connection) -> None:
-        # Invalid UTF-8 must not abort the query; the row check detects it later.
-        conn.text_factory = partial(str, encoding="utf-8", errors="replace")
+        conn.text_factory = _decode_text
         self._conn = conn
 
     def close(self) -> None:
@@ -124,13 +121,10 @@ class SqliteEndpoint(CopyEndpoint):
         return self._conn
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a query. Texts without a row check lose characters that PostgreSQL rejects."""
+        """Return all rows of a query."""
         with translating():
             rows = self._connection.execute(self._statement(name), params).fetchall()
-        rows = self.encryption.decrypt_rows(name, rows)
-        if name.startswith("page_") and name != "page_shares":
-            return [replace_nul_in_row(row) for row in rows]
-        return rows
+        return self.encryption.decrypt_rows(name, rows)
 
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row."""
@@ -163,3 +157,8 @@ class SqliteEndpoint(CopyEndpoint):
         """Recount shares."""
         for name in ("drop_all_aside", "drop_counters", "count_shares_sqlite"):
             self._connection.execute(self._statement(name))
+
+
+def _decode_text(text: bytes) -> str:
+    """Decode a text, which may be damaged: invalid UTF-8 must not end the query, and PostgreSQL refuses a NUL."""
+    return text.decode(errors="replace").replace("\0", "\ufffd")

@@ -1,4 +1,4 @@
-"""The copied tables, and their rows in a form that both databases accept. No I/O.
+"""The copied tables and their rows. No I/O.
 
 Every row begins with its key. Keys of paged tables consist of numbers and bytes only, which both databases sort in the
 same order. Tables with text keys are small and are read in one page.
@@ -18,13 +18,11 @@ from helper.store.table_rows import (
     MOVED_KEY,
     RUN_KEY,
     UNFINISHED_KEY,
-    CheckedRow,
     RevealRow,
     RoundRow,
     Row,
     ShareRow,
     is_sound,
-    with_check,
 )
 
 Key = tuple[Any, ...]
@@ -138,36 +136,6 @@ def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
     if live.reveal is not None and not is_sound(row_key, live.reveal):
         live = live._replace(reveal=None)
     return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
-
-
-def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
-    """Return a share in a form that both databases accept, or None if it is damaged and must not be copied.
-
-    Characters that only SQLite accepts are replaced in texts.
-    """
-    sound = select_sound(live, row_key)
-    if sound is None:
-        return None
-    return sound._replace(
-        share=_make_row_portable(sound.share, row_key),
-        reveal=None if sound.reveal is None else _make_row_portable(sound.reveal, row_key),
-        history=tuple(replace_nul_in_row(entry) for entry in sound.history),
-    )
-
-
-def replace_nul_in_row(row: Row) -> Row:
-    """Return a row whose texts have no character that PostgreSQL rejects."""
-    return tuple(replace_nul(value) if isinstance(value, str) else value for value in row)
-
-
-def replace_nul(text: str) -> str:
-    """Return a text with NUL characters replaced."""
-    return text.replace("\0", "\ufffd")
-
-
-def _make_row_portable(row: CheckedRow, row_key: bytes) -> CheckedRow:
-    cleaned = type(row)._make(replace_nul_in_row(row))
-    return row if cleaned == row else with_check(row_key, cleaned)
 
 
 def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:
