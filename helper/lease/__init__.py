@@ -1,4 +1,4 @@
-"""The sender lease: its interface and validity, the leases of a queue in a file and in a database, and their keeper.
+"""The sender lease: its interface and validity, the lease in the database of the queue, and its keeper.
 
 The lease covers all hosts with the same queue or a copy of it.
 
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -28,39 +28,28 @@ if TYPE_CHECKING:
 log = structlog.get_logger("helper.lease")
 
 
-class Lease(Protocol):
-    """One host's view of the sender lease.
+class Lease:
+    """One host's view of the sender lease. The base class is the lease of a queue that no other host can use.
 
-    Only one task may call the methods; any task may read the properties.
+    Only one task may call the methods; any task may read the attributes. The methods raise LeaseError if the outcome is
+    unknown. The lease is then unchanged and expires on time.
 
-    `acquire`, `renew` and `release` raise LeaseError if the outcome is unknown. The lease is then unchanged and expires
-    on time. `is_held` does not wait for a call that is in progress.
+    Attributes:
+        seconds: validity from the moment it is acquired or renewed.
+        fence: fencing token of this host's latest acquisition, greater than all earlier ones; 0 before the first.
+        holder: the other host that held the lease when it was last read; "" if none did.
+        holder_seconds: validity of the other host's lease when it was last read; it may have other settings.
     """
 
-    @property
-    def seconds(self) -> float:
-        """Validity in seconds, from the moment it is acquired or renewed."""
-        ...
+    seconds: float = math.inf
+    fence: int = 0
+    holder: str = ""
+    holder_seconds: float = math.inf
 
     @property
     def is_held(self) -> bool:
         """Whether this host holds the lease, by its own clocks minus a safety margin. Makes no request."""
-        ...
-
-    @property
-    def fence(self) -> int:
-        """Fencing token of this host's latest acquisition, greater than all earlier ones; 0 before the first."""
-        ...
-
-    @property
-    def holder(self) -> str:
-        """The other host that held the lease when it was last read; "" if none did."""
-        ...
-
-    @property
-    def holder_seconds(self) -> float:
-        """Validity in seconds of the other host's lease when it was last read; it may have other settings."""
-        ...
+        return True
 
     async def acquire(self) -> bool:
         """Acquire the lease if no host holds it, or if this host held it before a restart.
@@ -69,30 +58,19 @@ class Lease(Protocol):
 
         Returns:
             False if another host holds it or was faster; `holder` is then its name.
-
-        Raises:
-            LeaseError: the outcome is unknown.
         """
-        ...
+        return True
 
     async def renew(self) -> bool:
         """Extend the lease by `seconds`, with the same token.
 
         Returns:
             False if it expired and another host acquired it. It must then be acquired again.
-
-        Raises:
-            LeaseError: the outcome is unknown; `is_held` stays true until the lease expires.
         """
-        ...
+        return True
 
     async def release(self) -> None:
-        """Release the lease, so that another host does not have to wait. `is_held` is immediately false.
-
-        Raises:
-            LeaseError: the release was not stored; the lease expires on time.
-        """
-        ...
+        """Release the lease, so that another host does not have to wait. `is_held` is immediately false."""
 
 
 MAX_SET_BACK_SECONDS: Final = 1.0
@@ -151,32 +129,11 @@ class Term:
         return self._clock.monotonic() < monotonic and begun <= self._clock.now() < wall
 
 
-class LocalLease:
-    """A `Lease` that is always held."""
-
-    seconds: float = math.inf
-    is_held: bool = True
-    fence: int = 0
-    holder: str = ""
-    holder_seconds: float = math.inf
-
-    async def acquire(self) -> bool:
-        """Return True."""
-        return True
-
-    async def renew(self) -> bool:
-        """Return True."""
-        return True
-
-    async def release(self) -> None:
-        """Do nothing."""
-
-
 MARGIN_FRACTION: Final = 0.1
 """Fraction of a lease by which this host considers it expired before the database does."""
 
 
-class DatabaseLease:
+class DatabaseLease(Lease):
     """A `Lease` in the database of the queue.
 
     The database checks the fencing token by its own clock whenever a send is recorded (`mark_sending`), so correctness
@@ -190,9 +147,7 @@ class DatabaseLease:
     """
 
     def __init__(self, store: PostgresStore, *, clock: Clock, outer: Lease | None = None) -> None:
-        self.seconds = store.lease_seconds
-        self.fence = 0
-        self.holder = ""
+        self.seconds = self.holder_seconds = store.lease_seconds
         self._store = store
         self._outer = outer
         self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN_FRACTION)
@@ -202,15 +157,11 @@ class DatabaseLease:
         """Whether this host holds the lease, and the outer lease if there is one."""
         return self._term.is_running and (self._outer is None or self._outer.is_held)
 
-    @property
-    def holder_seconds(self) -> float:
-        """That of the outer lease, if there is one. The row expires by the database's clock, also across restarts."""
-        return self.seconds if self._outer is None else self._outer.holder_seconds
-
     async def acquire(self) -> bool:
         """Acquire the lease; if another host holds it, set `holder`."""
         if self._outer is not None and not self._outer.is_held and not await self._outer.acquire():
-            self.holder = self._outer.holder
+            # The row has none: it expires by the database's clock, also across restarts.
+            self.holder, self.holder_seconds = self._outer.holder, self._outer.holder_seconds
             return False
         requested_at = self._term.read_clocks()
         with _database_errors("acquire"):

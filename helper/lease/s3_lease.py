@@ -32,7 +32,7 @@ from helper.config.sections import LEASE_SECONDS_RANGE, S3Section
 from helper.config.value_types import BucketLocation
 from helper.core.json_records import first_error
 from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
-from helper.lease import Moment, Term
+from helper.lease import Lease, Moment, Term
 from helper.object_store import Bucket, StoredObject, open_bucket
 
 _MAX_BYTES: Final = 4096
@@ -144,7 +144,7 @@ _MAX_UNCONFIRMED: Final = 50
 _REFUSED_WRITES: Final = "the object store refused valid writes: another write was in progress each time"
 
 
-class S3Lease:
+class S3Lease(Lease):
     """A `Lease` in a bucket.
 
     Args:
@@ -156,10 +156,7 @@ class S3Lease:
     """
 
     def __init__(self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float) -> None:
-        self.seconds = seconds
-        self.fence = 0
-        self.holder = ""
-        self.holder_seconds = seconds
+        self.seconds = self.holder_seconds = seconds
         self._bucket = bucket
         self._name = name
         self._host = host[:256]

@@ -11,7 +11,7 @@ import structlog
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.lease import Lease, LocalLease
+from helper.lease import Lease
 from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
 from helper.store.models import StoredRound
@@ -43,7 +43,7 @@ class RoundClosing:
         lease: Lease | None = None,
     ) -> None:
         self._store = store
-        self._lease: Lease = LocalLease() if lease is None else lease
+        self._lease = Lease() if lease is None else lease
         self._rounds = rounds
         self._clock = clock
         self._stats = stats

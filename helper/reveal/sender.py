@@ -31,7 +31,7 @@ from helper.circuits.known_circuits import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
-from helper.lease import Lease, LocalLease
+from helper.lease import Lease
 from helper.observability.log_config import log_error
 from helper.observability.stats import Stats
 from helper.reveal import send_policy
@@ -85,7 +85,7 @@ class Sender:
         lease: Lease | None = None,
     ) -> None:
         self._store = store
-        self._lease: Lease = LocalLease() if lease is None else lease
+        self._lease = Lease() if lease is None else lease
         self._node_pool = node_pool
         self._trees = trees
         self._verifier = verifier

@@ -13,18 +13,17 @@ import pytest
 from helper.app.cluster import send_prepared
 from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import ShareState
-from helper.lease import LocalLease
+from helper.lease import Lease
 from helper.store import messages
 from helper.store.transaction import Transaction
 from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
-class FakeLease(LocalLease):
+class FakeLease(Lease):
     """A lease that a test grants and revokes."""
 
-    def __init__(self) -> None:
-        self.is_held = True
+    is_held = True
 
 
 @pytest.fixture

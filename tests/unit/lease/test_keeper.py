@@ -18,7 +18,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.config.sections import ROLES, Config
 from helper.core.refusals import PauseCause
 from helper.errors import LeaseError, LeaseHeld, StoreError
-from helper.lease import DatabaseLease, LeaseKeeper
+from helper.lease import DatabaseLease, Lease, LeaseKeeper
 from helper.lease.s3_lease import S3Lease
 from helper.observability.service_state import ServiceState
 from helper.reveal.circuit_choice import CircuitChoice
@@ -33,7 +33,7 @@ from tests.unit.lease.test_s3_lease import OBJECT_NAME, create_released_bucket, 
 from tests.unit.store.conformance.backends import PostgresBackend
 
 
-class FakeLease:
+class FakeLease(Lease):
     """A lease of the host "me".
 
     Attributes:
@@ -42,16 +42,13 @@ class FakeLease:
         calls: the recorded calls.
     """
 
-    seconds = 10.0
+    is_held = False
+    seconds = holder_seconds = 10.0
 
     def __init__(self) -> None:
         self.owner = ""
         self.is_unavailable = False
         self.calls: list[str] = []
-        self.fence = 0
-        self.is_held = False
-        self.holder = ""
-        self.holder_seconds = self.seconds
 
     def record_call(self, name: str) -> None:
         self.calls.append(name)
