@@ -37,7 +37,7 @@ from helper.cli.conventions import (
 from helper.clock import SystemClock
 from helper.config.sections import Config
 from helper.core.json_records import fact
-from helper.errors import HelperError, StoreKeyError
+from helper.errors import StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
     MIN_PASSPHRASE_CHARS,
@@ -49,9 +49,16 @@ from helper.store.backup import (
     write_backup,
 )
 from helper.store.db_copy.endpoint import CopyEndpoint
-from helper.store.db_copy.factory import create_endpoints, create_source_endpoint
+from helper.store.db_copy.factory import create_endpoint, create_endpoints
 from helper.store.db_copy.file_encryption import RewriteResult, rewrite_file
-from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
+from helper.store.db_copy.queue_copy import (
+    CopyResult,
+    copy_queue,
+    erase_source,
+    estimate_copy,
+    read_moved_mark,
+    undo_copy,
+)
 from helper.store.factory import read_file_encryption
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.file_lock import refuse_locked
@@ -484,16 +491,10 @@ def _move(settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: 
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
     with closing(source), closing(target):
-        queue_copy = QueueCopy(source, target, clock=clock, on_progress=print_message)
         if dry_run:
-            return _describe_copy("planned", source, target.label, queue_copy.estimate()), ExitCode.OK
+            return _describe_copy("planned", source, target.label, estimate_copy(source, target)), ExitCode.OK
         confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
-        try:
-            result = queue_copy.run()
-        except (HelperError, KeyboardInterrupt):
-            if queue_copy.has_begun:
-                print_message("the move is not finished: run the same command again")
-            raise
+        result = copy_queue(source, target, clock=clock, on_progress=print_message)
     _print_moved(result, source, target)
     return _describe_copy("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
 
@@ -526,7 +527,7 @@ def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint)
 
 def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> MovedQueue:
     """Undo a move, or erase the data that remains in its source."""
-    with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
+    with closing(create_endpoint(origin, settings, SystemClock())) as source:
         mark = read_moved_mark(source)
         if dry_run:
             return _describe_copy("planned", source, mark.other, CopyResult())

@@ -51,7 +51,7 @@ from helper.store.backup import (
     read_backup,
 )
 from helper.store.db_copy.export import ExportedQueue
-from helper.store.db_copy.factory import SQLITE_ENGINE, create_source_endpoint
+from helper.store.db_copy.factory import SQLITE_ENGINE, create_endpoint
 from helper.store.sqlite.opening import DATABASE_HEADER
 
 STDIN: Final = Path("-")
@@ -209,7 +209,7 @@ def export(
         api.get("/rounds")  # only a running helper can record the export
     else:
         api.require_database()
-    with closing(create_source_endpoint(SQLITE_ENGINE if options.db else None, settings, SystemClock())) as source:
+    with closing(create_endpoint(SQLITE_ENGINE if options.db else None, settings, SystemClock())) as source:
         source.connect_read_only()
         queue = ExportedQueue(source, operator_parameters.parse_filter(filter_query), refs)
         number = sum(1 for _ in queue.read())

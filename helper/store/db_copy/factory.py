@@ -22,18 +22,18 @@ _MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
 
-def create_endpoint(location: str, config: Config, clock: Clock) -> CopyEndpoint:
+def create_endpoint(location: str | None, config: Config, clock: Clock) -> CopyEndpoint:
     """Create an endpoint without opening it.
 
     Args:
-        location: `sqlite`, `postgresql`, a database URL or a file path.
-        config: contains the configured databases and the key file.
-        clock: for erasing deleted rows of a file.
+        location: `sqlite`, `postgresql`, a database URL or a file path; empty for the configured database.
 
     Raises:
         UsageError: `location` is none of these.
         StoreError: the URL or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
+    if not location:
+        location = POSTGRES_ENGINE if config.store.url else SQLITE_ENGINE
     if location == SQLITE_ENGINE:
         return SqliteEndpoint(config.db_path, clock, read_file_encryption(config.store.key_file))
     if location == POSTGRES_ENGINE:
@@ -42,7 +42,7 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> CopyEndpoint
         return _create_postgres_endpoint(config, config.store.url)
     if location.startswith(_SCHEMES):
         return _create_postgres_endpoint(config, location)
-    if "://" in location or not location:
+    if "://" in location:
         raise UsageError("not a postgresql:// URL or a file path")
     return SqliteEndpoint(Path(location), clock, read_file_encryption(config.store.key_file))
 
@@ -50,33 +50,15 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> CopyEndpoint
 def create_endpoints(
     origin: str | None, destination: str, config: Config, clock: Clock
 ) -> tuple[CopyEndpoint, CopyEndpoint]:
-    """Create source and target of a copy.
+    """Create source and target of a copy; see `create_endpoint`.
 
-    Args:
-        origin: the source; None for the configured database or, if that is the target, the configured file.
-        destination: the target.
-        config: see `create_endpoint`.
-        clock: see `create_endpoint`.
-
-    Raises:
-        UsageError: see `create_endpoint`.
-        StoreError: see `create_endpoint`.
+    Without an origin, the source is the configured database or, if that is the target, the configured file.
     """
     target = create_endpoint(destination, config, clock)
-    source = create_source_endpoint(origin, config, clock)
+    source = create_endpoint(origin, config, clock)
     if origin is None and source.label == target.label and config.store.url:
         source = create_endpoint(SQLITE_ENGINE, config, clock)
     return source, target
-
-
-def create_source_endpoint(location: str | None, config: Config, clock: Clock) -> CopyEndpoint:
-    """Create the endpoint of an existing queue: the given one, or the configured database.
-
-    Raises:
-        UsageError: see `create_endpoint`.
-        StoreError: see `create_endpoint`.
-    """
-    return create_endpoint(location or (POSTGRES_ENGINE if config.store.url else SQLITE_ENGINE), config, clock)
 
 
 def _create_postgres_endpoint(config: Config, address: str) -> CopyEndpoint:

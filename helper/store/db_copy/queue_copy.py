@@ -16,7 +16,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.errors import NotFound, StoreCopyDiffers, StoreForeign
+from helper.errors import HelperError, NotFound, StoreCopyDiffers, StoreForeign
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.tables import (
     META,
@@ -26,11 +26,10 @@ from helper.store.db_copy.tables import (
     TOMBSTONES,
     LiveShare,
     Table,
-    is_row_valid,
     select_sound,
 )
 from helper.store.models import DamagedShare
-from helper.store.table_rows import MOVED_KEY, UNFINISHED_KEY, CopyMark, Row, refuse_marked
+from helper.store.table_rows import MOVED_KEY, UNFINISHED_KEY, CopyMark, Row, is_sound, refuse_marked
 
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two progress messages."""
@@ -43,12 +42,10 @@ class CopyResult:
     """Result of a copy.
 
     Attributes:
-        written: rows written to the target.
         live: shares with their witness.
         confirmed: tombstones.
         damaged: shares that were not copied, because their rows are damaged.
         uncounted: stored share count of the source minus its actual shares; negative if the stored count is too low.
-        locked_seconds: how long the source was locked.
     """
 
     written: int = 0
@@ -59,149 +56,125 @@ class CopyResult:
     locked_seconds: float = 0.0
 
 
-class QueueCopy:
-    """A copy from one database to another.
+def copy_queue(
+    source: CopyEndpoint, target: CopyEndpoint, *, clock: Clock, on_progress: ProgressCallback
+) -> CopyResult:
+    """Lock both databases, copy and compare all rows, and set the marks.
 
-    Args:
-        source: the database that contains the queue.
-        target: the database to which the queue is copied.
-        clock: for the time in marks and for durations.
-        on_progress: called with progress messages.
-
-    Attributes:
-        has_begun: whether the target is marked as unfinished; the same command then completes it.
+    Raises:
+        StoreLocked: a process uses one of them.
+        StoreMoved: the source no longer contains the queue.
+        StoreForeign: the target contains another queue.
+        StoreCopyDiffers: the target differs from the source. The queue remains in the source.
+        StoreError: one of them cannot be used.
     """
-
-    def __init__(
-        self, source: CopyEndpoint, target: CopyEndpoint, *, clock: Clock, on_progress: ProgressCallback
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._clock = clock
-        self._on_progress = on_progress
-        self.has_begun = False
-
-    def run(self) -> CopyResult:
-        """Lock both databases, copy and compare all rows, and set the marks.
-
-        Raises:
-            StoreLocked: a process uses one of them.
-            StoreMoved: the source no longer contains the queue.
-            StoreForeign: the target contains another queue.
-            StoreCopyDiffers: the target differs from the source. The queue remains in the source.
-            StoreError: one of them cannot be used.
-        """
-        began = self._clock.monotonic()
-        source, target = self._source, self._target
-        self._open_source()
-        source.lock_exclusive()
-        target.lock_exclusive()
-        earlier = self._check_target()
-        mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, self._now())
-        self.has_begun = True
+    began = clock.monotonic()
+    _open_source(source, target)
+    source.lock_exclusive()
+    target.lock_exclusive()
+    earlier = _check_target(source, target)
+    mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, int(clock.now()))
+    try:
         target.begin_copy(mark, source.read_page(META, ()))
         target.delete_rows()
-        copied = self._copy()
-        self._compare(copied)
+        copied = SourceRows(source, clock, on_progress)
+        _copy_rows(copied, target)
+        _compare_rows(SourceRows(source, clock, on_progress), target, copied.counts)
         if source.get_mark(MOVED_KEY) is None:
             with source.write_transaction():
-                source.set_mark(MOVED_KEY, CopyMark(mark.id, target.label, self._now()))
+                source.set_mark(MOVED_KEY, CopyMark(mark.id, target.label, int(clock.now())))
         with target.write_transaction():
             target.set_mark(UNFINISHED_KEY, None)
-        live, confirmed = _count_live_and_confirmed(copied.counts)
-        return CopyResult(
-            written=copied.number,
-            live=live,
-            confirmed=confirmed,
-            damaged=copied.damaged,
-            uncounted=sum(source.read_counters().values()) - live - confirmed - len(copied.damaged),
-            locked_seconds=self._clock.monotonic() - began,
+    except (HelperError, KeyboardInterrupt):
+        on_progress("the move is not finished: run the same command again")
+        raise
+    live, confirmed = _count_live_and_confirmed(copied.counts)
+    return CopyResult(
+        written=copied.number,
+        live=live,
+        confirmed=confirmed,
+        damaged=copied.damaged,
+        uncounted=sum(source.read_counters().values()) - live - confirmed - len(copied.damaged),
+        locked_seconds=clock.monotonic() - began,
+    )
+
+
+def estimate_copy(source: CopyEndpoint, target: CopyEndpoint) -> CopyResult:
+    """Report what would be copied, from the source's counters. Changes nothing.
+
+    Raises:
+        StoreError: as in `copy_queue`, except that databases in use are not detected.
+    """
+    _open_source(source, target)
+    try:
+        target.connect_read_only()
+    except NotFound:
+        _check_source(source, None)
+    else:
+        _check_target(source, target)
+    live, confirmed = _count_live_and_confirmed(source.read_counters())
+    return CopyResult(live=live, confirmed=confirmed)
+
+
+def _open_source(source: CopyEndpoint, target: CopyEndpoint) -> None:
+    if source.label == target.label:
+        raise StoreForeign(
+            f"{source.label} would be copied onto itself", advice="Choose another database with --to or --from."
         )
+    source.connect_read_only()
 
-    def estimate(self) -> CopyResult:
-        """Report what would be copied, from the source's counters. Changes nothing.
 
-        Raises:
-            StoreError: as in `run`, except that databases in use are not detected.
-        """
-        self._open_source()
-        try:
-            self._target.connect_read_only()
-        except NotFound:
-            self._check_source(None)
-        else:
-            self._check_target()
-        live, confirmed = _count_live_and_confirmed(self._source.read_counters())
-        return CopyResult(live=live, confirmed=confirmed)
+def _check_target(source: CopyEndpoint, target: CopyEndpoint) -> CopyMark | None:
+    """Refuse a target that contains another queue. Returns the mark of an unfinished copy into it."""
+    unfinished = target.get_mark(UNFINISHED_KEY)
+    _check_source(source, unfinished)
+    has_own_mark = unfinished is not None or target.get_mark(MOVED_KEY) is not None
+    if not target.is_fresh() and not (has_own_mark and target.read_row_key() == source.read_row_key()):
+        raise StoreForeign(
+            f"{target.label} already contains another queue",
+            advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
+            "from.",
+        )
+    return unfinished
 
-    def _open_source(self) -> None:
-        if self._source.label == self._target.label:
-            raise StoreForeign(
-                f"{self._source.label} would be copied onto itself",
-                advice="Choose another database with --to or --from.",
-            )
-        self._source.connect_read_only()
 
-    def _check_target(self) -> CopyMark | None:
-        """Refuse a target that contains another queue. Returns the mark of an unfinished copy into it."""
-        source, target = self._source, self._target
-        unfinished = target.get_mark(UNFINISHED_KEY)
-        self._check_source(unfinished)
-        has_own_mark = unfinished is not None or target.get_mark(MOVED_KEY) is not None
-        if not target.is_fresh() and not (has_own_mark and target.read_row_key() == source.read_row_key()):
-            raise StoreForeign(
-                f"{target.label} already contains another queue",
-                advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
-                "from.",
-            )
-        return unfinished
+def _check_source(source: CopyEndpoint, mark: CopyMark | None) -> None:
+    """Refuse a marked source, unless this copy marked it as moved and was interrupted directly afterwards."""
+    moved = source.get_mark(MOVED_KEY)
+    if moved is None or mark is None or moved.id != mark.id:
+        refuse_marked(source.fetch_all("get_marks"), source.label)
 
-    def _check_source(self, mark: CopyMark | None) -> None:
-        """Refuse a marked source, unless this copy marked it as moved and was interrupted directly afterwards."""
-        moved = self._source.get_mark(MOVED_KEY)
-        if moved is None or mark is None or moved.id != mark.id:
-            refuse_marked(self._source.fetch_all("get_marks"), self._source.label)
 
-    def _now(self) -> int:
-        return int(self._clock.now())
+def _copy_rows(rows: SourceRows, target: CopyEndpoint) -> None:
+    for table in TABLES:
+        for page in rows.read_pages(table):
+            if table is not META:  # copied together with the mark
+                target.write_rows(table, page)
+    with target.write_transaction():
+        target.end_copy()
+    rows.report("copied")
 
-    def _copy(self) -> SourceRows:
-        rows = SourceRows(self._source, self._clock, self._on_progress)
-        for table in TABLES:
-            for page in rows.read_pages(table):
-                if table is not META:  # copied together with the mark
-                    self._target.write_rows(table, page)
-        with self._target.write_transaction():
-            self._target.end_copy()
-        rows.report("copied")
-        return rows
 
-    def _compare(self, copied: SourceRows) -> None:
-        """Compare all rows.
+def _compare_rows(rows: SourceRows, target: CopyEndpoint, counts: Counter[tuple[int, int]]) -> None:
+    """Compare all rows, and the counters with the copied shares.
 
-        Raises:
-            StoreCopyDiffers: the target differs from the source.
-        """
-        rows = SourceRows(self._source, self._clock, self._on_progress)
-        differing = []
-        for table in TABLES:
-            pages = rows.read_pages(table), self._target.read_pages(table)
-            if any(row != other for row, other in zip_longest(*map(chain.from_iterable, pages))):
-                differing.append(table.name)
-        if self._target.read_counters() != copied.counts:
-            differing.append("the share counts")
-        if differing:
-            raise StoreCopyDiffers(f"{self._target.label} differs from {self._source.label}: {', '.join(differing)}")
-        rows.report("compared")
+    Raises:
+        StoreCopyDiffers: the target differs from the source.
+    """
+    differing = []
+    for table in TABLES:
+        pages = rows.read_pages(table), target.read_pages(table)
+        if any(row != other for row, other in zip_longest(*map(chain.from_iterable, pages))):
+            differing.append(table.name)
+    if target.read_counters() != counts:
+        differing.append("the share counts")
+    if differing:
+        raise StoreCopyDiffers(f"{target.label} differs from {rows.source.label}: {', '.join(differing)}")
+    rows.report("compared")
 
 
 class SourceRows:
     """One pass over the rows of a source that its copy should have.
-
-    Args:
-        source: the source.
-        clock: for durations.
-        on_progress: called with progress messages.
 
     Attributes:
         number: rows so far.
@@ -210,7 +183,7 @@ class SourceRows:
     """
 
     def __init__(self, source: CopyEndpoint, clock: Clock, on_progress: ProgressCallback) -> None:
-        self._source = source
+        self.source = source
         self._clock = clock
         self._on_progress = on_progress
         self._row_key = source.read_row_key()
@@ -223,7 +196,7 @@ class SourceRows:
 
     def read_pages(self, table: Table) -> Iterator[list[Row]]:
         """Yield the rows of a table. The tables must be read in the order of `TABLES`."""
-        for page in self._source.read_pages(table):
+        for page in self.source.read_pages(table):
             rows = [row for original in page if (row := self._select(table, original)) is not None]
             if table is ROUND_KEYS:
                 self._rounds |= {row[0]: row[1] for row in rows}
@@ -246,7 +219,8 @@ class SourceRows:
         if table is SHARES:
             return self._select_share(LiveShare(*row))
         is_known = table.round_column is None or row[table.round_column] in self._rounds
-        return row if is_known and is_row_valid(table, row, self._row_key) else None
+        is_checked = table.name in {"round_keys", "rounds"}
+        return row if is_known and (not is_checked or is_sound(self._row_key, row)) else None
 
     def _select_share(self, share: LiveShare) -> LiveShare | None:
         quarantined = self._quarantined.get(share.id)

@@ -36,11 +36,9 @@ class Table:
     """A copied table.
 
     Attributes:
-        name: name of the table.
         columns: its columns, beginning with its key.
         width: number of key columns.
         start: a key before all others; None if the table is read in one page.
-        rows: rows per page.
         round_column: index of the round number column, None if the table has none.
     """
 
@@ -98,10 +96,6 @@ class LiveShare(NamedTuple):
     """A live share with its message and history.
 
     Attributes:
-        id: number of the share.
-        round_no: number of its round.
-        share: its row.
-        reveal: its prepared message, if it has one.
         history: its history entries without the share number: n, at_ms, stage, note, counted.
     """
 
@@ -136,11 +130,6 @@ def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
     if live.reveal is not None and not is_sound(row_key, live.reveal):
         live = live._replace(reveal=None)
     return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
-
-
-def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:
-    """Return whether a row is undamaged, if its table has a row check that is verified here."""
-    return table.name not in {"round_keys", "rounds"} or is_sound(row_key, row)
 
 
 def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:

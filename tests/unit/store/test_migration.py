@@ -21,7 +21,14 @@ from helper.store import audit_log, blocks, exported_shares, messages, rounds, s
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
-from helper.store.db_copy.queue_copy import CopyResult, QueueCopy, erase_source, read_moved_mark, undo_copy
+from helper.store.db_copy.queue_copy import (
+    CopyResult,
+    copy_queue,
+    erase_source,
+    estimate_copy,
+    read_moved_mark,
+    undo_copy,
+)
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES, TABLES
 from helper.store.keyring import Keyring
@@ -136,7 +143,7 @@ async def filled(backends: BackendPair, open_store: OpenStore) -> BackendPair:
 def migrate_between(endpoints: EndpointPair) -> CopyResult:
     """Run a copy, and close both databases."""
     try:
-        return QueueCopy(*endpoints, clock=FakeClock(), on_progress=lambda _: None).run()
+        return copy_queue(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
     finally:
         for end in endpoints:
             end.close()
@@ -501,7 +508,7 @@ async def test_migration_survey_writes_nothing(backends: BackendPair, open_store
     estimates = []
     for _ in range(2):
         ends = create_endpoint(source), create_endpoint(target)
-        estimates.append(QueueCopy(*ends, clock=FakeClock(), on_progress=lambda _: None).estimate())
+        estimates.append(estimate_copy(*ends))
         for end in ends:
             end.close()
     assert [(estimate.live, estimate.confirmed) for estimate in estimates] == [(7, 1)] * 2
