@@ -67,9 +67,6 @@ def open_bucket(
     """Open a bucket, with the credentials of the settings or of the environment. Makes no request.
 
     Args:
-        settings: section [s3] of the settings.
-        location: bucket and path.
-        clock: the source of time.
         seconds: time limit of a request, None for that of the settings.
 
     Raises:
@@ -139,8 +136,6 @@ class Bucket:
     its own threads, which hold Python objects and abort a process that exits at that moment.
 
     Args:
-        store: the client, without retries.
-        location: bucket and path, for messages.
         seconds: time limit of a request. The client has the same limit, so that threads do not outlive it.
     """
 
@@ -232,8 +227,6 @@ class Bucket:
         """Make a request in a thread and translate its errors, except those that callers handle.
 
         Args:
-            what: the operation, for messages.
-            call: makes the request, and blocks.
             bounded: whether the time limit applies to the entire call; otherwise only to each of its requests.
         """
         errors = self._api.exceptions

@@ -93,8 +93,6 @@ class Term:
     suspended, and the wall clock can be set, so either clock alone could extend the term.
 
     Args:
-        clock: this host's clock.
-        seconds: validity of a lease.
         margin: seconds before its end at which it is considered expired.
 
     Raises:
@@ -140,8 +138,6 @@ class DatabaseLease(Lease):
     does not depend on this host's clock. `is_held` covers the time between that record and the first byte sent.
 
     Args:
-        store: the database.
-        clock: this host's clock.
         outer: lease in an object store that must also be held. Its token is stored in the database, and a greater token
             replaces any holder there. Both leases have the same validity. None if the database alone decides.
     """
@@ -222,10 +218,7 @@ class LeaseKeeper:
     """Acquires, renews and releases the sender lease of one host.
 
     Args:
-        lease: the sender lease.
-        clock: for the waits.
         standby: wait while another host holds the lease, instead of refusing to run.
-        on_acquired: called whenever the lease is acquired.
         can_send: whether this host may send. If not, it releases the lease and does not acquire it.
     """
 

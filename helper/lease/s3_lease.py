@@ -42,15 +42,12 @@ class LeaseRecord(BaseModel):
     """One version of the lease object.
 
     Attributes:
-        format: identifies the object as a lease.
         holder: random identifier of the holding process, drawn at its start (hex).
-        host: name of its host, for display.
         fence: fencing token of this acquisition; a version without a holder has one below all later tokens.
         beat: number of versions this process has written.
         mark: random for each version (hex), so that all versions differ, even if the machine was cloned.
         seconds: validity from when this version was written; limited, so that an incorrect object cannot block all
             hosts indefinitely.
-        released: whether the lease was released.
         written: wall clock of the holder at the write (Unix seconds), for display only.
     """
 
@@ -99,12 +96,7 @@ class LeaseObservation:
         self._since = 0.0
 
     def record_version(self, tag: str, now: float) -> None:
-        """Record that a version was observed.
-
-        Args:
-            tag: its ETag.
-            now: monotonic time after the response.
-        """
+        """Record that a version was observed."""
         if tag != self._tag:
             self._tag, self._since = tag, now
 
@@ -112,9 +104,7 @@ class LeaseObservation:
         """Return whether the version observed last has expired or was released.
 
         Args:
-            record: its content.
             own_seconds: validity of this host's leases; the longer of the two applies.
-            now: monotonic time.
         """
         return record.released or now - self._since >= max(record.seconds, own_seconds)
 
@@ -150,9 +140,6 @@ class S3Lease(Lease):
     Args:
         bucket: stores the lease; each of its calls must finish within a quarter of `seconds`.
         name: name of the object, the same for all hosts that share the queue or have a copy of it.
-        host: name of this host, for display.
-        clock: the source of time.
-        seconds: validity of the lease.
     """
 
     def __init__(self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float) -> None:
@@ -406,13 +393,6 @@ def create_s3_lease(
     seconds: float,
 ) -> S3Lease:
     """Create the configured lease.
-
-    Args:
-        settings: section [s3] of the configuration.
-        location: bucket and name of the object.
-        host: name of this host, for display.
-        clock: the source of time.
-        seconds: validity of the lease.
 
     Raises:
         ConfigError: the library is not installed, or the credentials file is invalid.

@@ -61,8 +61,6 @@ async def find_bundle(bucket: Bucket, nullifier: bytes, round_ids: Sequence[byte
     read.
 
     Args:
-        bucket: the archive's bucket.
-        nullifier: 32 bytes.
         round_ids: the rounds to search, empty for all archived rounds.
 
     Raises:
@@ -208,13 +206,7 @@ log = structlog.get_logger("helper.operations")
 
 
 class AuditResults:
-    """The stored results by round. They are read in the background, each once.
-
-    Args:
-        bucket: the archive's bucket.
-        clock: the time.
-        interval_seconds: seconds between two checks for new results.
-    """
+    """The stored results by round. They are read in the background, each once."""
 
     def __init__(self, bucket: Bucket, *, clock: Clock, interval_seconds: float) -> None:
         self._bucket = bucket

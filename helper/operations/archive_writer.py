@@ -60,11 +60,8 @@ class ArchiveWriter:
     """Writes the archive. Two writers produce the same objects with the same content.
 
     Args:
-        bucket: the archive's bucket.
         history: reads the blocks; closed with the writer.
         rounds: the chain's rounds, None while unknown.
-        clock: the time.
-        interval_seconds: seconds between two checks for new blocks.
         is_writer: whether this host writes the archive; a second writer would write the same objects again.
     """
 

@@ -51,14 +51,7 @@ class _StrictModel(BaseModel):
 
 
 class IndexEntry(_StrictModel):
-    """One confirmed reveal in an index.
-
-    Attributes:
-        height: height of its block.
-        transaction: the transaction's hash, upper-case hex.
-        nullifier: the share's nullifier (hex).
-        sha256: hash of the bundle (hex).
-    """
+    """One confirmed reveal in an index."""
 
     height: Height
     transaction: TxHash
@@ -70,8 +63,6 @@ class Progress(_StrictModel):
     """Progress of the archive of a chain.
 
     Attributes:
-        format: identifies the format of the archive.
-        chain_id: the chain.
         next_part: the first part that is not archived.
     """
 
@@ -94,7 +85,6 @@ def bundle_name(round_id: bytes, transaction: str) -> str:
     """Object name of a bundle.
 
     Args:
-        round_id: 32 bytes.
         transaction: the transaction's hash, upper-case hex.
     """
     return f"{round_id.hex()}/{transaction}.zip"
@@ -234,9 +224,6 @@ class RoundManifest(_StrictModel):
     """Describes the archived documents of a finished round.
 
     Attributes:
-        format: identifies the file format.
-        chain_id: the chain.
-        round: the round id (hex).
         height: the archive is complete up to this block, which is after the round's tally.
         pieces: number of objects with the documents.
         sha256: hash of the documents (hex).
@@ -301,9 +288,6 @@ def group_blocks(lines: Sequence[tuple[int, bytes]]) -> list[tuple[range, bytes]
 
 def pack_documents(documents: Mapping[str, bytes]) -> tuple[str, list[bytes]]:
     """Return the SHA-256 (hex) of documents, and the pieces with their compressed content.
-
-    Args:
-        documents: the JSON of each document.
 
     Raises:
         InvalidResponse: they have too many values, so `unpack_documents` would refuse them.

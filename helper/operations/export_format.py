@@ -51,8 +51,6 @@ class ExportHeader(_StrictModel):
     """The header line of an export.
 
     Attributes:
-        format: always `FORMAT`.
-        version: version of the format.
         chain_id: chain of the shares, None if unknown.
         made_at: time of the export, Unix seconds.
         shares: number of lines that follow.

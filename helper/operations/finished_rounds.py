@@ -41,8 +41,6 @@ class Job(BaseModel):
     """A finished round to archive and, if `[archive] audit` is set, to audit.
 
     Attributes:
-        config: the settings of nodes and archive.
-        round: the round id (hex).
         height: the archive is complete up to this block.
     """
 
@@ -61,12 +59,7 @@ class FinishedRounds:
     """Archives and audits finished rounds.
 
     Args:
-        config: the settings of nodes and archive.
-        bucket: the archive's bucket.
         pool: the nodes, whose list of rounds is read; closed at the end.
-        archived_height: returns the height up to which all blocks are archived.
-        is_writer: whether this host writes the archive.
-        clock: the time.
         run_worker: archives and audits a round; tests replace the process.
     """
 

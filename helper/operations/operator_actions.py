@@ -91,7 +91,6 @@ class OperatorActions:
     """Performs operator actions and records them in the audit log.
 
     Args:
-        store: the queue.
         rounds: the rounds of the running service, which processes the queue: shares that it has claimed stay as they
             are. None without a service: only the rounds that it recorded as closed are then closed.
         share_checks: validates imported shares; `helper.circuits.known_circuits`.
@@ -127,10 +126,8 @@ class OperatorActions:
         retried only if the filter has the stage "moved".
 
         Args:
-            actor: the operator.
             share_filter: selects failed shares.
             refs: prefixes of share references; empty for all selected failed shares.
-            dry_run: count the shares without changing them.
 
         Returns:
             Number of shares by result: `retried`, `closed` (their round is closed), `moved` (to another machine) and
@@ -208,9 +205,7 @@ class OperatorActions:
         Shares that were moved from this host earlier are retried with their full attempt budget.
 
         Args:
-            actor: the operator.
             lines: the lines of the export, without line ends.
-            dry_run: count the shares without storing them.
 
         Returns:
             Number of shares by outcome (docs/schemas/queue-import.json), and the first `MAX_LISTED_SKIPPED` shares that

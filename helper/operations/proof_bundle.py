@@ -54,10 +54,7 @@ class ProofBundle:
     """One confirmed reveal.
 
     Attributes:
-        chain_id: the chain that confirmed it.
         height: height of the block that contains the transaction.
-        transaction: the transaction's bytes.
-        circuit: the circuit of its proof.
         root: root of the round's commitment tree at the anchor height, 32 bytes.
     """
 

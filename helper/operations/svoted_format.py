@@ -229,9 +229,7 @@ def encode_svoted_export(shares: Sequence[ExportedShare], *, vote_end_time: int,
     nullifier before it proves it.
 
     Args:
-        shares: shares of one round, at least one.
         vote_end_time: Unix seconds at which voting ends.
-        exported_at: Unix seconds now.
     """
     rows = sorted((_create_row(exported, vote_end_time) for exported in shares), key=_row_order)
     content = {

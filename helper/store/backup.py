@@ -85,7 +85,6 @@ class EncryptedWriter:
 
     Args:
         file: an empty file that can be searched.
-        passphrase: the passphrase.
         head_bytes: length of what `finish` adds before the content, at most `_CHUNK_BYTES`.
 
     Raises:
@@ -247,8 +246,6 @@ def write_backup(path: Path, write: WriteContent, *, replace: bool = False, pass
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Args:
-        path: path of the file; it must not exist, unless `replace` is set.
-        write: writes the content, encrypted.
         replace: replace an existing backup. An export is never replaced: it can be the only copy of live shares.
         passphrase: passphrase of the backup, which identifies an existing file as a backup.
 
@@ -298,10 +295,6 @@ def create_file(path: Path, write: WriteContent) -> Iterator[Path]:
     """Write a file, with mode 0600 and fsync, and rename it to `path` after the body has run.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
-
-    Args:
-        path: final path; it must not exist.
-        write: writes the content.
 
     Yields:
         The temporary path. The file remains there if the body raises.
@@ -363,8 +356,6 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
     checks the entire file. Root acts as the owner of the directory, so that the files belong to that user.
 
     Args:
-        image: bytes of a database file.
-        database: path of the database.
         set_aside: rename an existing database; otherwise an existing one is an error.
 
     Returns:

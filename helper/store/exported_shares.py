@@ -34,8 +34,6 @@ def import_shares(
 
     Args:
         shares: validated in the same way as posted shares.
-        note: text of the history entry.
-        dry_run: change nothing.
 
     Returns:
         The results in the order of `shares`. A share of an unknown round is skipped, because it could never be purged.
@@ -155,9 +153,7 @@ def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, id
     """Fail shares that an export moves to another machine (stage `MOVED`), unless their row has changed.
 
     Args:
-        tx: the transaction.
         versions: the rows as they were exported.
-        note: text of the history entry.
         idle_only: only shares in RECEIVED or FAILED. Set while a helper is running, which may be processing the others.
 
     Returns:

@@ -18,12 +18,9 @@ class ExportedQueue:
     """The live shares of a queue that match a filter.
 
     Args:
-        source: the queue, connected.
-        query: the filter that they must match.
         refs: prefixes of references, at least one of which must match; empty for any.
 
     Attributes:
-        source: the queue.
         chain_id: id of the shares' chain, None if it is not known yet.
         round_ends: Unix seconds at which voting ends, by round.
         skipped: number of shares that the last `read` left out, by reason: `closed` round, already `moved`, or

@@ -49,10 +49,7 @@ def rewrite_file(path: Path, clock: Clock, encryption: RowEncryption, *, encrypt
     """Encrypt all rows of a file with the first key, or decrypt them. The helper must not be running.
 
     Args:
-        path: the file.
-        clock: measures the delay of erasure.
         encryption: made from the key file. To encrypt a file again, it has the new key first, and the old ones.
-        encrypt: whether the rows are to be encrypted.
 
     Raises:
         StoreLocked: a helper has it open.

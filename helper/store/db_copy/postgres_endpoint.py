@@ -29,10 +29,6 @@ class PostgresEndpoint(CopyEndpoint):
     """A shared database.
 
     The exclusive lock is an advisory lock that conflicts with the shared lock of each host.
-
-    Args:
-        settings: connection settings.
-        keyring: the encryption keys of its hosts.
     """
 
     def __init__(self, settings: ConnectionSettings, keyring: Keyring) -> None:

@@ -33,8 +33,6 @@ class SqliteEndpoint(CopyEndpoint):
     to that user.
 
     Args:
-        path: the file.
-        clock: measures how long erasure is overdue.
         encryption: made from the key file. With a key, a new file is encrypted; an existing file stays as it is.
 
     Attributes:

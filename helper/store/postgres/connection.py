@@ -44,7 +44,6 @@ class ServerCertificate:
     """The certificate of a server.
 
     Attributes:
-        host: name or address of the server.
         problem: why it does not pass verification, None if it does. The host name is not compared.
         expires_at: Unix seconds of its expiry, None if it does not pass verification.
     """
@@ -73,7 +72,6 @@ def read_server_certificates(conninfo: str, *, seconds: float) -> list[ServerCer
 
     Args:
         conninfo: connection string, as completed by `create_connection_settings`.
-        seconds: time limit for each server.
     """
     params = {name: str(value) for name, value in conninfo_to_dict(conninfo).items() if value is not None}
     authorities = params.get("sslrootcert", "")
@@ -268,7 +266,6 @@ class ConnectionSettings:
 
     Attributes:
         conninfo: libpq connection string; may contain a password.
-        schema: schema of the tables.
         host: name of this host, unique among the hosts of the database.
         idle_transaction_seconds: seconds after which the server ends an idle transaction, so that a stopped host does
             not retain locks.
@@ -335,9 +332,6 @@ def create_connection_settings(
     Args:
         address: `postgresql://user@host/database?…` or a libpq `key=value` string.
         schema: lower-case letters, digits and _.
-        host: name of this host, up to 63 printable characters.
-        idle_seconds: seconds after which the server ends an idle transaction.
-        proves: whether this host proves shares.
 
     Raises:
         StoreError: the URL is invalid, or uses a network without verified TLS.

@@ -48,8 +48,6 @@ class PostgresStore(Store):
     Args:
         address: `postgresql://user@host/database`; a network connection requires verified TLS.
         keyring: the keys that the hosts share, for witnesses and messages.
-        host: name of this host, different on every host.
-        schema: schema of the tables.
         clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
         proves: whether this host proves shares.

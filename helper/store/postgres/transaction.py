@@ -52,8 +52,6 @@ class ClaimState:
     """The shares that this host has claimed, each with the fencing token of its claim.
 
     Attributes:
-        host: name of this host.
-        lease_seconds: seconds after which claims expire unless they are renewed.
         fences: fencing token by share number, for committed claims.
         sender_fence: fencing token of the sender lease, 0 for none.
     """
@@ -69,10 +67,6 @@ class PostgresTransaction(Transaction):
     """A transaction on the writing connection.
 
     Attributes:
-        conn: the writing connection.
-        encryption: encrypts and decrypts rows.
-        claims: the claims of this host.
-        is_single_operation: whether the transaction has only one operation.
         change_count: number of statements so far that were not plain queries.
     """
 

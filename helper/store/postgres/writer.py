@@ -62,14 +62,7 @@ _MAX_ATTEMPTS: Final = 4
 
 
 class PostgresWriter(WriterThread[PostgresTransaction]):
-    """The writer thread of one host.
-
-    Args:
-        settings: connection settings.
-        keyring: the keys that the hosts share.
-        claims: the claims of this host.
-        store_clock: source of the times in history entries.
-    """
+    """The writer thread of one host."""
 
     def __init__(
         self,
