@@ -1,8 +1,12 @@
 """The sender lease as one object in an object store, replaced with conditional writes.
 
 The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so one of two concurrent writers is
-refused. `LeaseObservation` decides by this host's monotonic clock alone whether another host's lease has expired. If
-the response to a write is lost, the object is read: the write succeeded if it contains the bytes that were sent.
+refused. If the response to a write is lost, the object is read: the write succeeded if it contains the bytes that were
+sent.
+
+Clocks of different hosts are never compared. A holder writes a new version long before its lease expires. If a version
+does not change for its entire validity, measured by the observer's monotonic clock from its first *observation*, its
+holder has already stopped. The clocks must run at the same rate but may show different times.
 
 A host that finds no object creates one without a holder and waits as it does for a crashed host, because the object may
 have been deleted while a host held the lease.
@@ -83,32 +87,6 @@ class LeaseRecord(BaseModel):
             raise ValueError(f"{field or 'it'}: {reason}") from None
 
 
-class LeaseObservation:
-    """Measures how long the same version has been observed, by the observer's monotonic clock.
-
-    Clocks of different hosts are never compared. A holder writes a new version long before its lease expires. If a
-    version does not change for its entire validity, measured from its first *observation*, its holder has already
-    stopped. The clocks must run at the same rate but may show different times.
-    """
-
-    def __init__(self) -> None:
-        self._tag = ""
-        self._since = 0.0
-
-    def record_version(self, tag: str, now: float) -> None:
-        """Record that a version was observed."""
-        if tag != self._tag:
-            self._tag, self._since = tag, now
-
-    def is_expired(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
-        """Return whether the version observed last has expired or was released.
-
-        Args:
-            own_seconds: validity of this host's leases; the longer of the two applies.
-        """
-        return record.released or now - self._since >= max(record.seconds, own_seconds)
-
-
 T = TypeVar("T")
 
 MARGIN_FRACTION: Final = 0.2
@@ -149,15 +127,15 @@ class S3Lease(Lease):
         self._host = host[:256]
         self._clock = clock
         self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN_FRACTION)
-        self._observation = LeaseObservation()
+        self._observed_tag = ""  # ETag of the version observed last
+        self._observed_since = 0.0  # monotonic time after the response that showed it first
         self._process_id = secrets.token_hex(16)
         self._tag = ""  # ETag of this process's version, "" without a lease
         self._unconfirmed: list[bytes] = []  # own versions since the last response to a write; any may be stored
         self._beat = 0
         self._conditions_checked = False
         self._check_rounds_left = _CHECK_ROUNDS
-        self._is_atomic = True  # as far as the checks have shown
-        self._creates_on_replace = False
+        self._fault = ""  # why the store cannot hold a lease, as far as the checks have shown
 
     @property
     def is_held(self) -> bool:
@@ -241,7 +219,12 @@ class S3Lease(Lease):
         """Return whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
         is_own = stored.etag == self._tag or stored.body in self._unconfirmed
-        return is_own or self._observation.is_expired(record, self.seconds, self._clock.monotonic())
+        observed_seconds = self._clock.monotonic() - self._observed_since
+        return is_own or record.released or observed_seconds >= max(record.seconds, self.seconds)
+
+    def _observe(self, tag: str) -> None:
+        if tag != self._observed_tag:
+            self._observed_tag, self._observed_since = tag, self._clock.monotonic()
 
     async def _create_without_holder(self) -> None:
         """Create the missing object without a holder. It expires like the lease of a host that has just crashed.
@@ -254,7 +237,7 @@ class S3Lease(Lease):
             holder=NO_HOLDER, host="", fence=fence, beat=0, seconds=self.seconds, written=self._clock.now()
         )
         if tag := await self._write("", record):
-            self._observation.record_version(tag, self._clock.monotonic())
+            self._observe(tag)
         self._tag, self.holder = "", ""
         self._term.end()
 
@@ -276,7 +259,7 @@ class S3Lease(Lease):
         except BucketError as error:
             raise _to_lease_error(error) from None
         if stored is not None:
-            self._observation.record_version(stored.etag, self._clock.monotonic())
+            self._observe(stored.etag)
         return stored
 
     async def _write(self, tag: str, record: LeaseRecord) -> str | None:
@@ -312,40 +295,39 @@ class S3Lease(Lease):
 
     async def _check_conditional_writes(self) -> None:
         """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
-        if self._conditions_checked:
-            return
-        name, unwanted = self._name + CHECK_SUFFIX, b"must not be written\n"
-        try:
-            repeat = self._repeat_throttled
-            await repeat(lambda: self._bucket.create(name, b"there\n"))
-            enforced = await repeat(lambda: self._bucket.create(name, unwanted)) is None
-            enforced = enforced and await repeat(lambda: self._bucket.replace(name, unwanted, _WRONG_TAG)) is None
-            if enforced and not self._creates_on_replace:
-                absent = f"{name}.{secrets.token_hex(8)}"  # random: the store may have created that of another test
-                written = await repeat(lambda: self._bucket.replace(absent, unwanted, _WRONG_TAG))
-                self._creates_on_replace = written is not None
-            while enforced and not self._creates_on_replace and self._is_atomic and self._check_rounds_left:
-                self._is_atomic = await repeat(lambda: self._is_one_write_done(name))
-                self._check_rounds_left -= 1
-        except BucketError as error:
-            raise _to_lease_error(error) from None
-        if not enforced:
+        if not self._conditions_checked and not self._fault:
+            try:
+                await self._test_store(self._name + CHECK_SUFFIX)
+            except BucketError as error:
+                raise _to_lease_error(error) from None
+        if self._fault:  # also in later attempts: another check may not detect it
+            raise LeaseError(
+                f"this object store {self._fault}",
+                advice="Use an object store with atomic conditional writes, or a newer version; then restart.",
+            )
+        self._conditions_checked = True
+
+    async def _test_store(self, name: str) -> None:
+        repeat, unwanted = self._repeat_throttled, b"must not be written\n"
+        await repeat(lambda: self._bucket.create(name, b"there\n"))
+        if (
+            await repeat(lambda: self._bucket.create(name, unwanted)) is not None
+            or await repeat(lambda: self._bucket.replace(name, unwanted, _WRONG_TAG)) is not None
+        ):
             raise LeaseError(
                 "this object store ignores If-None-Match or If-Match and cannot hold a lease",
                 advice="Use an object store with conditional writes, or a newer version of this one.",
             )
-        if self._creates_on_replace:
-            raise LeaseError(
-                "this object store creates a missing object despite If-Match and cannot hold a lease: a host could "
-                "renew a lease that was deleted",
-                advice="Use an object store with conditional writes, or a newer version of this one; then restart.",
+        absent = f"{name}.{secrets.token_hex(8)}"  # random: the store may have created that of another test
+        if await repeat(lambda: self._bucket.replace(absent, unwanted, _WRONG_TAG)) is not None:
+            self._fault = (
+                "creates a missing object despite If-Match and cannot hold a lease: a host could renew a lease that "
+                "was deleted"
             )
-        if not self._is_atomic:  # also in later attempts: another check may not detect it
-            raise LeaseError(
-                "this object store accepts several concurrent writes with the same If-Match and cannot hold a lease",
-                advice="Use an object store with atomic conditional writes, or a newer version; then restart.",
-            )
-        self._conditions_checked = True
+        while not self._fault and self._check_rounds_left:
+            if not await repeat(lambda: self._is_one_write_done(name)):
+                self._fault = "accepts several concurrent writes with the same If-Match and cannot hold a lease"
+            self._check_rounds_left -= 1
 
     async def _repeat_throttled(self, request: Callable[[], Awaitable[T]]) -> T:
         """Make requests of a test, and repeat them if the store limits their rate."""

@@ -13,7 +13,7 @@ import pytest
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, BucketThrottled, LeaseError
 from helper.lease import Lease
-from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseObservation, LeaseRecord, S3Lease
+from helper.lease.s3_lease import CHECK_SUFFIX, NO_HOLDER, LeaseRecord, S3Lease
 from helper.object_store import StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
@@ -398,16 +398,30 @@ async def test_bucket_without_response_times_out() -> None:
         await lease.acquire()
 
 
-def test_observation_waits_for_longer_of_both_durations() -> None:
-    record = LeaseRecord(holder="0" * 32, host="a", fence=1, beat=1, seconds=20, written=0)
-    watch = LeaseObservation()
-    watch.record_version("x", 5.0)
-    watch.record_version("x", 20.0)
-    assert [watch.is_expired(record, 10, now) for now in (24.9, 25.0)] == [False, True]
-    assert [watch.is_expired(record, 30, now) for now in (34.9, 35.0)] == [False, True]
-    watch.record_version("y", 36.0)
-    assert not watch.is_expired(record, 10, 55.9)
-    assert watch.is_expired(record.model_copy(update={"released": True}), 10, 36.0)
+@pytest.mark.parametrize(("stored_seconds", "expires_after"), [(20, 20), (5, 10)])
+async def test_lease_of_another_host_expires_after_the_longer_of_both_durations(
+    stored_seconds: float, expires_after: float
+) -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    lease = lease_for_host(bucket, clock)
+
+    def store_version(etag: str, *, released: bool = False) -> None:
+        record = LeaseRecord(
+            holder="1" * 32, host="b", fence=1, beat=1, seconds=stored_seconds, written=0, released=released
+        )
+        bucket.objects[OBJECT_NAME] = StoredObject(record.to_bytes(), etag)
+
+    for etag in ('"x"', '"y"'):
+        store_version(etag)
+        assert not await lease.acquire()
+        clock.advance(expires_after - 0.1)
+        assert not await lease.acquire()
+    store_version('"z"', released=True)
+    assert await lease.acquire()
+    store_version('"x"')
+    assert not await lease.acquire()
+    clock.advance(expires_after)
+    assert await lease.acquire()
 
 
 # Simulation of hosts
