@@ -251,9 +251,7 @@ def validate(
 
 
 async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
-    """Query the nodes; returns the results and the exit code."""
-    node_results = await chain.check_nodes(config, SystemClock())
-    findings = node_results.findings
-    if not node_results.usable:
+    findings, usable = await chain.check_nodes(config, SystemClock())
+    if not usable:
         return findings, ExitCode.UNREACHABLE
     return findings, ExitCode.OK if all_ok(findings) else ExitCode.DEGRADED

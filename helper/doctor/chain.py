@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from helper.chain.chain_data import NodeInfo, find_same_nodes
@@ -47,30 +47,17 @@ class NodeReport:
     unready_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeResults:
-    """Results, and reports of the usable nodes for other checks."""
+async def check_nodes(
+    config: Config, clock: Clock, chain_id: str | None = None
+) -> tuple[list[CheckResult], list[NodeReport]]:
+    """Probe all configured nodes once, and evaluate them and this machine's clock. Returns the usable nodes too.
 
-    findings: list[CheckResult]
-    usable: list[NodeReport] = field(default_factory=list)
-
-
-async def check_nodes(config: Config, clock: Clock, chain_id: str | None = None) -> NodeResults:
-    """Probe all configured nodes once, and evaluate them and this machine's clock.
-
-    Args:
-        config: the settings.
-        clock: this machine's clock.
-        chain_id: the chain id if none is configured; None for the one that the nodes report.
+    If no chain id is configured, it must be `chain_id`, or if that is None, the one that the nodes report.
     """
     if not config.chain_endpoints:
         advice = "Set [chain] endpoints to the REST URLs of at least two nodes of the vote chain."
-        return NodeResults(
-            [
-                fail("chain", "no node is configured: the helper does not start", advice, endpoints=0),
-                evaluate_clock(None),
-            ]
-        )
+        missing = fail("chain", "no node is configured: the helper does not start", advice, endpoints=0)
+        return [missing, evaluate_clock(None)], []
     nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=TIMEOUT_SECONDS)
     pool = create_node_pool(config, clock, nodes)
     if pool.chain_id is None and chain_id:
@@ -131,7 +118,7 @@ async def _or_none(request: Awaitable[T], seconds: float) -> T | None:
 # ---------------------------------------------------------------- evaluation
 
 
-def evaluate_nodes(pool: NodePool, reports: dict[Node, NodeReport]) -> NodeResults:
+def evaluate_nodes(pool: NodePool, reports: dict[Node, NodeReport]) -> tuple[list[CheckResult], list[NodeReport]]:
     """Evaluate each node of a pool after a probe. An unusable node is only a warning while another one is usable."""
     usable = pool.usable_nodes
     findings = [_evaluate_node(pool, node, report, is_only_warning=bool(usable)) for node, report in reports.items()]
@@ -140,7 +127,7 @@ def evaluate_nodes(pool: NodePool, reports: dict[Node, NodeReport]) -> NodeResul
         advice = "List two different nodes in [chain] endpoints: one node cannot confirm its own reports."
         findings.append(warn(f"node {name}", f"it reports the same node id as {other}", advice, endpoint=name))
     findings += [_evaluate_chain(pool), evaluate_clock(pool.clock_skew, limit=pool.limits.clock_skew)]
-    return NodeResults(findings, [report for node, report in reports.items() if node in usable])
+    return findings, [report for node, report in reports.items() if node in usable]
 
 
 def _evaluate_node(pool: NodePool, node: Node, report: NodeReport, *, is_only_warning: bool) -> CheckResult:
@@ -219,9 +206,7 @@ def _evaluate_chain(pool: NodePool) -> CheckResult:
 def evaluate_clock(skew: float | None, *, limit: float = 0.0) -> CheckResult:
     """Compare this machine's clock with the nodes' newest block times.
 
-    Args:
-        skew: our clock minus the nearest of them, in seconds; None if there is none.
-        limit: difference in seconds above which dispatch pauses.
+    `skew` is the clock minus the nearest of them, in seconds. Above `limit` seconds, dispatch pauses.
     """
     if skew is None:
         return warn("clock", "no block time to compare with", "Fix a node first.")

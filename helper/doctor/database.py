@@ -1,4 +1,4 @@
-"""Checks SQLite, the database file or the shared database, and the disk.
+"""Checks the database file or the shared database, and the disk.
 
 The integrity of the file is checked only while no helper runs.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -34,58 +33,28 @@ INTEGRITY_CHECK_SECONDS: Final = 4.0
 """Time limit in seconds for SQLite's integrity check."""
 CERTIFICATE_WARNING_SECONDS: Final = 14 * 86_400.0
 """Seconds before its expiry from which a certificate of the database server is reported."""
-_BUG_SINCE: Final = (3, 7, 0)
-_BUG_FIXED: Final = (3, 51, 3)
 
 
-def evaluate_sqlite(version: str) -> CheckResult:
-    """Check SQLite's version for the WAL-reset bug, which can damage a database."""
-    parts = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
-    if _BUG_SINCE <= parts < _BUG_FIXED:
-        text = (
-            f"{version} has the WAL-reset bug (fixed in 3.51.3). It needs two writing connections; the helper has"
-            " one, so do not let other programs write to its database"
-        )
-        return ok("sqlite", text, version=version, wal_reset_bug=True)
-    return ok("sqlite", version, version=version, wal_reset_bug=False)
+async def read_database(path: Path, key_file: str, *, now: float) -> tuple[CheckResult, QueueSnapshot | None]:
+    """Read a database. Returns the result, and the queue; None if it cannot be read. Never raises for a defective file.
 
-
-@dataclass(frozen=True, slots=True)
-class DatabaseReport:
-    """Content of the database file.
-
-    Attributes:
-        finding: whether it can be read.
-        queue: its queue; None if it could not be read.
-    """
-
-    finding: CheckResult
-    queue: QueueSnapshot | None = None
-
-
-async def read_database(path: Path, key_file: str, *, now: float) -> DatabaseReport:
-    """Read the rounds and shares of a database. Never raises for a defective file.
-
-    Args:
-        path: the file.
-        key_file: [store] key_file.
-        now: Unix seconds.
+    `key_file` is that of the settings, `now` is in Unix seconds.
     """
     try:
         size = path.stat().st_size
         if not size:
             empty = ok("database", f"{path} is empty: the first start creates the schema")
-            return DatabaseReport(empty, QueueSnapshot(at=now))
+            return empty, QueueSnapshot(at=now)
         if not os.access(path, os.R_OK):
             raise PermissionError
         encryption = read_file_encryption(key_file)
         async with open_queue_file(path, encryption, allow_unencrypted=False) as reader:
             queue = await read_snapshot(reader, await reader.list_rounds(), now=now, with_retries=True)
     except (HelperError, OSError) as error:
-        return DatabaseReport(_unreadable_result(path, error))
+        return _unreadable_result(path, error), None
     shares, rounds = queue.total.total, len(queue.rounds)
     text = f"{path}: {shares} shares in {rounds} rounds, {size >> 10} kB"
-    return DatabaseReport(ok("database", text, bytes=size, shares=shares, rounds=rounds), queue)
+    return ok("database", text, bytes=size, shares=shares, rounds=rounds), queue
 
 
 def check_integrity(path: Path, clock: Clock) -> CheckResult:
@@ -121,13 +90,7 @@ def evaluate_missing_file(path: Path, *, running: bool) -> CheckResult:
 
 
 def check_shared_database(config: Config, *, now: float, running: bool) -> CheckResult:
-    """Connect to the shared database as the helper does, without changes. Blocks.
-
-    Args:
-        config: settings with `[store] url`.
-        now: Unix seconds, for the certificate of the server.
-        running: whether a helper runs on this host.
-    """
+    """Connect to the shared database as the helper does, without changes. Blocks. `now` is in Unix seconds."""
     text = "the queue is in a shared database ([store] url)"
     try:
         expires_at = connect_shared_database(config)

@@ -25,17 +25,12 @@ ACCEPT_QUEUE_LIMIT: Final = Path("/proc/sys/net/core/somaxconn")
 
 
 def check_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[CheckResult]:
-    """Return one warning for each file or directory that other users can access, else one `ok`.
-
-    Args:
-        databases: database files; they may be missing.
-        secrets: other private files: the control socket, files with tokens.
-    """
+    """Return a warning for each file or directory that other users can access, else one `ok`. Files may be missing."""
     private = [*(Path(f"{database}{part}") for database in databases for part in DATABASE_SUFFIXES), *secrets]
-    existing = {path: mode for path in private if (mode := _read_mode(path)) is not None}
+    existing = {path: stat.S_IMODE(mode) for path in private if (mode := _read_mode(path)) is not None}
     results = [_accessible_result(path, mode) for path, mode in existing.items() if mode & _OTHER_USERS_MODE]
     for directory in {path.absolute().parent for path in existing}:
-        mode = _read_mode(directory) or 0
+        mode = stat.S_IMODE(_read_mode(directory) or 0)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             advice = f"chmod o-w {directory}"
             results.append(warn("file modes", f"every user can create files in {directory} ({oct(mode)})", advice))
@@ -51,20 +46,13 @@ def _accessible_result(path: Path, mode: int) -> CheckResult:
 
 def _read_mode(path: Path) -> int | None:
     try:
-        return stat.S_IMODE(path.stat().st_mode)
+        return path.stat().st_mode
     except OSError:
         return None
 
 
 def check_address(listener_name: str, host: str, port: int, setting: str) -> CheckResult:
-    """Check that an address is free, by binding it without listening.
-
-    Args:
-        listener_name: the listener, for the message.
-        host: host name or IP address.
-        port: 0 is always free.
-        setting: the section of the settings that sets it.
-    """
+    """Check that an address is free, by binding it without listening. `setting` is its section of the settings."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -90,12 +78,8 @@ def check_address(listener_name: str, host: str, port: int, setting: str) -> Che
 
 
 def check_socket(path: Path) -> CheckResult:
-    """Check that the wallet API can listen on a unix socket. A socket that exists may be that of the service manager.
-
-    Args:
-        path: `[server] unix_socket`.
-    """
-    mode = _read_type(path)
+    """Check that the wallet API can listen on a socket. One that exists may be that of the service manager."""
+    mode = _read_mode(path)
     if mode is not None and not stat.S_ISSOCK(mode):
         return fail("address", f"the wallet API cannot listen on {path}: it is not a socket", f"Move {path} away.")
     if not path.parent.is_dir():
@@ -104,25 +88,11 @@ def check_socket(path: Path) -> CheckResult:
     return ok("address", f"the wallet API can listen on {path}", path=str(path))
 
 
-def _read_type(path: Path) -> int | None:
-    """Return the mode of a file with its type; None if it does not exist."""
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return None
-
-
 # ---------------------------------------------------------------- limits of the process
 
 
 def evaluate_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:
-    """Check that witnesses cannot get into a core file.
-
-    Args:
-        limits: `helper.runtime.process_security.get_process_limits`.
-        core_pattern: where the kernel writes core files; None if unknown.
-        process_name: the process, for the message.
-    """
+    """Check that witnesses cannot get into a core file."""
     core, dumpable = limits.core_bytes, limits.dumpable
     measured = {"core_bytes": core, "dumpable": dumpable, "core_pattern": core_pattern}
     if core == 0 and dumpable is not True:
@@ -142,10 +112,7 @@ def evaluate_cores(limits: ProcessLimits, core_pattern: str | None, *, process_n
 def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckResult:
     """Check that enough files can be open for all connections.
 
-    Args:
-        limits: soft and hard limit, -1 for unlimited.
-        needed: maximum number of open files.
-        raised: whether the service has already raised the soft limit.
+    `limits` are soft and hard, -1 for unlimited. `raised` is whether the service has already raised the soft one.
     """
     soft, hard = limits
     usable = soft if raised else hard
@@ -162,12 +129,7 @@ def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> Chec
 
 
 def evaluate_accept_queue(limit: int | None, needed: int) -> CheckResult:
-    """Check that the kernel's accept queue is long enough.
-
-    Args:
-        limit: net.core.somaxconn of this machine; None if unknown.
-        needed: listen backlog of the service.
-    """
+    """Check that the kernel's accept queue is long enough for the listen backlog of the service."""
     measured = {"limit": limit, "needed": needed}
     if limit is None:
         return ok("accept queue", "the kernel's limit is unknown on this system", **measured)
@@ -182,13 +144,7 @@ def evaluate_accept_queue(limit: int | None, needed: int) -> CheckResult:
 
 
 def evaluate_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
-    """Check that there is enough memory for the provers.
-
-    Args:
-        available: available bytes according to the kernel; None if unknown.
-        slots: number of provers.
-        running: whether the provers already run.
-    """
+    """Check that there is enough memory for the provers, unless they already run."""
     needed = slots * PROVER_BYTES
     measured = {"available_bytes": available, "provers": slots}
     if available is None:

@@ -11,7 +11,6 @@ from helper.circuits.known_circuits import circuit_for_version, default_circuit
 from helper.clock import Clock
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
-from helper.observability.service_state import ServiceState
 from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 
 MEASURE_SECONDS: Final = 120.0
@@ -83,39 +82,20 @@ async def _start_worker(spawn: WorkerSpawner) -> WorkerProcess:
 
 
 async def _prove(worker: WorkerProcess, circuit: str, nice: int, timeout: float) -> float:
-    """Have a worker create its keys, if it has none, and make a proof. Returns the time of the proof in seconds.
-
-    Args:
-        worker: the worker.
-        circuit: name of the circuit.
-        nice: added to the niceness of the worker.
-        timeout: seconds.
-
-    Raises:
-        ProverError: there is no proof.
-    """
+    """Have a worker create its keys, if it has none, and make a proof. Returns the time of the proof in seconds."""
     reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, timeout)
     if "error" in reply:
         raise ProverError(str(reply["message"]))
     return float(reply["self_test_seconds"])
 
 
-def evaluate_recorded_proofs(service: ServiceState) -> CheckResult | None:
-    """Evaluate the proofs that the helper has made; None if it has made none."""
-    proof, slots = service.proof, service.provers.workers
-    if not proof.count or proof.p50_ms is None:
-        return None
-    text = f"{proof.count} proofs made, median {proof.p50_ms / 1000:.2f} s; {slots} provers"
-    return ok("proofs", text, count=proof.count, p50_ms=proof.p50_ms, p99_ms=proof.p99_ms, slots=slots)
-
-
 def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
     """Compare the circuit with the nodes' versions.
 
     Args:
-        setting: [prover] circuit: auto, or the name of a circuit.
+        setting: [prover] circuit.
         current: circuit of the running helper; None if none runs.
-        versions: versions of the nodes that responded; "" for a node that reports none.
+        versions: "" for a node that reports none.
     """
     expected = {circuit for version in versions if (circuit := circuit_for_version(version)) is not None}
     reported = ", ".join(sorted({version for version in versions if version})) or "none"

@@ -164,14 +164,7 @@ _TOR_ADVICE: Final = (
 
 
 async def check_onion_service(address: str, proxy: str, clock: Clock, *, seconds: float = ONION_SECONDS) -> CheckResult:
-    """Request the status of the helper through Tor.
-
-    Args:
-        address: onion address; empty if it is not set.
-        proxy: SOCKS port of tor: `unix:PATH` or `HOST:PORT`.
-        clock: measures the time.
-        seconds: time limit.
-    """
+    """Request the status of the helper at its onion address through the SOCKS port of tor."""
     if not address:
         return ok(_ONION_SUBJECT, "not checked: [server] onion_address is not set")
     started_at, problem = clock.monotonic(), ""
@@ -198,12 +191,7 @@ async def check_onion_service(address: str, proxy: str, clock: Clock, *, seconds
 
 
 async def _request_status(address: str, proxy: str) -> tuple[int, bool]:
-    """Return the HTTP status of the helper's status route, and whether the response is that of a helper.
-
-    Raises:
-        OSError: the proxy cannot be reached.
-        SocksError: Tor cannot reach the service.
-    """
+    """Return the HTTP status of the helper's status route, and whether the response is that of a helper."""
     reader, writer = await open_socks_stream(proxy, address, _ONION_PORT)
     try:
         writer.write(
@@ -259,7 +247,7 @@ async def check_public_url(
     """Send what wallets, pages and the operators' tools send to the base URL of a helper, without data of a share.
 
     Args:
-        client: sends the requests; does not follow redirects.
+        client: does not follow redirects.
         url: the base URL.
         chain_id: id of the chain that must be there; empty if it is not known.
         has_gateway: whether the helper forwards requests to the chain.
@@ -338,12 +326,9 @@ async def check_voting_config(
     public_url: str,
     query_chain_keys: Callable[[], Awaitable[Mapping[bytes, bytes]]],
 ) -> list[CheckResult]:
-    """Fetch the configuration and check it.
+    """Fetch the configuration, check it, and close the fetcher.
 
-    Args:
-        fetcher: fetches the configuration; closed at the end.
-        public_url: base URL at which wallets reach this helper, empty if it is not set.
-        query_chain_keys: returns the election authorities' keys on the chain by round id.
+    `query_chain_keys` returns the election authorities' keys on the chain by round id.
     """
     chain_keys = asyncio.ensure_future(query_chain_keys())
     try:

@@ -29,7 +29,6 @@ from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
-from helper.store import sqlite_version
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -60,14 +59,7 @@ class Report:
 async def run_doctor(
     config_file: Path | None, env: Mapping[str, str], clock: Clock, *, skip_proof: bool = False
 ) -> Report:
-    """Run all checks.
-
-    Args:
-        config_file: settings file given on the command line.
-        env: the environment.
-        clock: source of the time.
-        skip_proof: skip the self-test proof.
-    """
+    """Run all checks. `config_file` is the one given on the command line."""
     doctor = _Doctor(publication.read_settings(config_file, env), clock, skip_proof=skip_proof)
     findings = await doctor.run_all()
     return Report(tuple(findings), clock.monotonic() - doctor.started_at, doctor.has_hung_checks)
@@ -84,8 +76,8 @@ class _Doctor:
         self.started_at = clock.monotonic()
         self.has_hung_checks = False
         self.daemon = DaemonReport(is_running=False)
-        self.file_report = database.DatabaseReport(ok("database", ""))
-        self.node_results = chain.NodeResults([])
+        self.file_queue: QueueSnapshot | None = None
+        self.usable_nodes: list[chain.NodeReport] = []
         self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
@@ -94,7 +86,6 @@ class _Doctor:
         tokens = config.helper.api_token, config.operator.token
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
-            ("sqlite", in_thread(lambda: [database.evaluate_sqlite(sqlite_version())]), _FILES_SECONDS),
             ("database", self._check_database, MAX_TOTAL_SECONDS if config.store.url else _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
             ("file modes", in_thread(self._check_modes), _FILES_SECONDS),
@@ -105,11 +96,7 @@ class _Doctor:
             ("process", in_thread(self._check_process), _FILES_SECONDS),
             ("address", in_thread(self._check_addresses), _FILES_SECONDS),
             ("onion service", self._check_onion_service, MAX_TOTAL_SECONDS),
-            (
-                "page",
-                in_thread(lambda: [publication.check_page(config)]),
-                _FILES_SECONDS,
-            ),
+            ("page", in_thread(lambda: [publication.check_page(config)]), _FILES_SECONDS),
             ("published addresses", in_thread(lambda: [publication.evaluate_publication(config)]), _FILES_SECONDS),
             ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
             ("public URL", self._check_public_url, MAX_TOTAL_SECONDS),
@@ -183,15 +170,12 @@ class _Doctor:
             finding = await self._call_in_thread(
                 lambda: database.check_shared_database(config, now=now, running=running)
             )
+        elif is_missing(path):
+            finding, self.file_queue = database.evaluate_missing_file(path, running=running), QueueSnapshot(at=now)
         else:
-            if is_missing(path):
-                missing = database.evaluate_missing_file(path, running=running)
-                self.file_report = database.DatabaseReport(missing, QueueSnapshot(at=now))
-            else:
-                self.file_report = await self._call_in_thread(
-                    lambda: asyncio.run(database.read_database(path, config.store.key_file, now=now))
-                )
-            finding = self.file_report.finding
+            finding, self.file_queue = await self._call_in_thread(
+                lambda: asyncio.run(database.read_database(path, config.store.key_file, now=now))
+            )
         queue = self._queue
         return [finding, *([] if queue is None else running_helper.evaluate_failures(queue))]
 
@@ -223,19 +207,18 @@ class _Doctor:
     async def _check_nodes(self) -> list[CheckResult]:
         if not self.settings.is_readable:
             return [warn("nodes", "not checked: the settings cannot be read", "Fix the settings first.")]
-        self.node_results = await chain.check_nodes(self.config, self.clock, self.daemon.service.chain_id)
-        return self.node_results.findings
+        chain_id = self.daemon.service.chain_id
+        findings, self.usable_nodes = await chain.check_nodes(self.config, self.clock, chain_id)
+        return findings
 
     async def _check_prover(self) -> list[CheckResult]:
-        measured = proving.evaluate_recorded_proofs(self.daemon.service)
-        results = [] if measured is None else [measured]
         if self.skip_proof:
-            return results or [ok("prover", "skipped (--skip-proof)")]
+            return [ok("prover", "skipped (--skip-proof)")]
         name, slots = self._circuit_name(), self.config.proof_slots
         timeout = self._seconds_left() - 2 * _MARGIN_SECONDS
         tested = await proving.check_proof(name, slots, nice=self.config.prover.nice, clock=self.clock, timeout=timeout)
         self.self_test_seconds = tested.facts["seconds"]
-        return [*results, tested]
+        return [tested]
 
     async def _check_voting_config(self) -> list[CheckResult]:
         settings = self.config.admin
@@ -298,23 +281,23 @@ class _Doctor:
     @property
     def _queue(self) -> QueueSnapshot | None:
         """The queue as the helper reports it, else as it is in the file; None if neither is known."""
-        return self.daemon.queue or self.file_report.queue
+        return self.daemon.queue or self.file_queue
 
     def _circuit_name(self) -> str:
         setting = self.config.prover.circuit
         return self.daemon.service.circuit or (default_circuit() if setting == "auto" else setting)
 
     def _check_circuit(self) -> list[CheckResult]:
-        if not self.node_results.usable:
+        if not self.usable_nodes:
             return []
-        versions = [node.info.version for node in self.node_results.usable]
+        versions = [node.info.version for node in self.usable_nodes]
         return [proving.evaluate_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:
         queue = self._queue
         if queue is None:
             return []  # the check of the database reports why
-        blocks = [node.block_seconds for node in self.node_results.usable if node.block_seconds]
+        blocks = [node.block_seconds for node in self.usable_nodes if node.block_seconds]
         rate = replace(measured_rate(self.daemon.service), slots=self.config.proof_slots)
         if not self.daemon.service.proof.count and self.self_test_seconds is not None:
             rate = replace(rate, seconds_per_proof=self.self_test_seconds)

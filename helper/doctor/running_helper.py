@@ -97,9 +97,7 @@ class DaemonReport:
 def query_daemon(socket: Path, *, shares_database: bool = False) -> DaemonReport:
     """Query the state of the helper and its queue. Never raises.
 
-    Args:
-        socket: its control socket.
-        shares_database: whether its queue is in a shared database, according to the settings.
+    `shares_database` is whether its queue is in a shared database, according to the settings.
     """
     try:
         status, body = request_control_socket(socket, _TARGET, timeout=TIMEOUT_SECONDS)
@@ -239,10 +237,7 @@ _OTHER_HELPERS: Final = "Wallets send each share to several helpers, so another 
 def evaluate_backlog(queue: QueueSnapshot, proof_rate: ProofRate, now: float) -> list[CheckResult]:
     """Return one result for each round with waiting shares, in the order in which the rounds end.
 
-    Args:
-        queue: the queue, with its retries.
-        proof_rate: rate at which shares can be revealed.
-        now: Unix seconds.
+    The queue must contain its retries. `now` is in Unix seconds.
     """
     rounds = [row for row in reversed(queue.known_rounds) if row.counts.unproven or row.counts.broadcast]
     groups = [[group for group in queue.retries if group.round == row.round_id] for row in rounds]

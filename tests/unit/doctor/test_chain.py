@@ -17,7 +17,6 @@ from helper.doctor import CheckResult, Level
 from helper.doctor import chain as chain_module
 from helper.doctor.chain import (
     NodeReport,
-    NodeResults,
     check_nodes,
     evaluate_clock,
     evaluate_nodes,
@@ -27,9 +26,11 @@ from helper.doctor.proving import evaluate_circuit
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, json_response, recorded_round
 
+Results = tuple[list[CheckResult], list[NodeReport]]
 
-def by_subject(results: NodeResults) -> dict[str, CheckResult]:
-    return {finding.subject: finding for finding in results.findings}
+
+def by_subject(results: Results) -> dict[str, CheckResult]:
+    return {finding.subject: finding for finding in results[0]}
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def check(
     *nodes: FakeNode | None,
     known_id: str | None = None,
     **settings: Any,
-) -> NodeResults:
+) -> Results:
     """The results for nodes named a, b, …; None is a node that does not respond."""
     names = "abcd"[: len(nodes)]
     network = FakeNetwork(**{name: node for name, node in zip(names, nodes, strict=True) if node is not None})
@@ -81,15 +82,14 @@ async def test_query_authority_keys_uses_the_first_node_that_lists_a_round(monke
 
 
 async def test_healthy_node_is_reported_with_its_values(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
-    results = await check(monkeypatch, clock, FakeNode(clock, age=3, faults=identified("6c6f")))
-    node, chain, time = results.findings
+    (node, chain, time), usable = await check(monkeypatch, clock, FakeNode(clock, age=3, faults=identified("6c6f")))
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
     assert node.message == "chain svote-1, height 463, block 3 s old, response in 0 ms, version v1.3.0"
     assert node.facts["latency_ms"] == 0.0
     assert chain.level is Level.OK
     assert "add a second one" in chain.message
     assert (time.level, time.message) == (Level.OK, "newest block is 3 s old")
-    assert [(usable.info.version, usable.block_seconds) for usable in results.usable] == [("v1.3.0", 5.0)]
+    assert [(report.info.version, report.block_seconds) for report in usable] == [("v1.3.0", 5.0)]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ async def test_node_without_keys_is_a_warning(monkeypatch: pytest.MonkeyPatch, c
 
 async def test_one_node_under_two_names_is_a_warning(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     same = [FakeNode(clock, faults=identified("6c6f")) for _ in "ab"]
-    results = await check(monkeypatch, clock, *same, FakeNode(clock), FakeNode(clock))
-    warnings = [finding for finding in results.findings if finding.level is Level.WARN]
+    findings, _ = await check(monkeypatch, clock, *same, FakeNode(clock), FakeNode(clock))
+    warnings = [finding for finding in findings if finding.level is Level.WARN]
     assert [finding.message for finding in warnings] == ["it reports the same node id as a:1317"]
 
 
@@ -163,7 +163,7 @@ async def test_unreachable_rpc_is_a_warning_and_node_stays_usable(
 
 
 async def test_without_nodes_the_check_fails(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
-    chain, time = (await check(monkeypatch, clock)).findings
+    (chain, time), _ = await check(monkeypatch, clock)
     assert (chain.level, chain.message) == (Level.FAIL, "no node is configured: the helper does not start")
     assert time.level is Level.WARN
 

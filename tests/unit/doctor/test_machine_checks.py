@@ -11,7 +11,6 @@ import pytest
 from helper.clock import SystemClock
 from helper.config.sections import Config, UiSection
 from helper.doctor import CheckResult, Level, database, machine, publication
-from helper.doctor.database import evaluate_sqlite
 from helper.doctor.machine import check_address, check_modes, check_socket
 from helper.doctor.publication import evaluate_tokens
 from helper.runtime.process_security import ProcessLimits, get_process_limits
@@ -225,12 +224,3 @@ def test_evaluate_tokens_levels(token: str, level: Level) -> None:
     same = evaluate_tokens(token, token)
     assert (len(same) == 1) is bool(token)
     assert not token or same[0].level is Level.FAIL
-
-
-@pytest.mark.parametrize(
-    ("version", "bug"), [("3.40.1", True), ("3.51.2", True), ("3.51.3", False), ("3.52.0", False), ("3.6.23", False)]
-)
-def test_evaluate_sqlite_detects_wal_reset_bug(version: str, bug: bool) -> None:
-    result = evaluate_sqlite(version)
-    assert result.level is Level.OK
-    assert result.facts["wal_reset_bug"] is bug

@@ -253,7 +253,7 @@ async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypa
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
-    finding = (await read_database(path, "", now=0.0)).finding
+    finding, _ = await read_database(path, "", now=0.0)
     assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
     monkeypatch.undo()
     monkeypatch.setattr(Path, "stat", deny_status)
