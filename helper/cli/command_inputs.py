@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from helper.cli.conventions import ExitCode, QueueOptions, fail
-from helper.config.loader import Loaded, load_traced
+from helper.config.loader import Loaded, load
 from helper.config.sections import Config
 from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing, refuse_planted
 
@@ -45,7 +45,7 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     file = find_file(config, os.environ)
     if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
         fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
-    loaded = load_traced(file, os.environ, flags)
+    loaded = load(file, os.environ, flags)
     refuse_planted(loaded.config.socket_path)
     refuse_planted(loaded.config.db_path)
     return loaded

@@ -89,13 +89,6 @@ class Loaded:
 
 def load(
     path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
-) -> Config:
-    """Load the settings; see `load_traced`."""
-    return load_traced(path, env, flags).config
-
-
-def load_traced(
-    path: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Loaded:
     """Load and validate the settings, with the origin of each value.
 
@@ -355,25 +348,8 @@ def _parse_value(section: str, key: str, text: str) -> Any:
 
 def _describe_validation_error(section: str, key: str, details: Mapping[str, Any]) -> str:
     """Describe a validation error, without the value, which may be secret."""
-    kind, context = str(details["type"]), details.get("ctx", {})
     place = (
         f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and _setting_type(section, key) is tuple else ""
     )
-    messages = {
-        "bool_type": "must be true or false",
-        "int_type": "must be a whole number",
-        "float_type": "must be a number",
-        "finite_number": "must be a finite number",
-        "string_type": "must be a string",
-        "tuple_type": "must be a list of strings",
-    }
-    if kind in messages:
-        return place + messages[kind]
-    if kind == "value_error":
-        return place + str(context["error"])
-    if kind == "literal_error":
-        return place + f"must be one of {context['expected']}"
-    limits = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
-    if kind in limits:
-        return place + f"must be {limits[kind]} {next(iter(context.values())):g}"
-    return place + str(details["msg"])
+    message = str(details["msg"]).replace("Input should be", "must be", 1).removeprefix("Value error, ")
+    return place + message

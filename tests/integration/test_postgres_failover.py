@@ -138,7 +138,7 @@ async def test_host_starts_if_the_first_server_does_not_respond(tmp_path: Path, 
         ports = f"{silent.getsockname()[1]},{cluster.settings['port']}"
         url = f"postgresql://tests@/postgres?host=127.0.0.1,{cluster.directory}&port={ports}"
         config.write_text(f'[store]\nurl = "{url}"\nkey_file = "{create_key_file(tmp_path)}"\n')
-        store = create_store(load(config, {}, {}), SystemClock())
+        store = create_store(load(config, {}, {}).config, SystemClock())
         await store.open()
         try:
             assert await store.count_shares() == {}

@@ -77,7 +77,7 @@ async def assert_refused(directory: Path, url: str, reason: str, advice: str) ->
     """Assert that a host refuses this URL for this reason, and that the doctor reports it."""
     config = write_settings(directory, url)
     with pytest.raises(StoreUnreachable) as caught:
-        await create_store(load(config, {}, {}), SystemClock()).open()
+        await create_store(load(config, {}, {}).config, SystemClock()).open()
     assert reason in str(caught.value)
     assert advice in caught.value.advice
     found = await doctor_result(config)
@@ -93,7 +93,7 @@ async def test_verified_connection_is_the_default(
 ) -> None:
     network.use_certificate(*authority.issue(SERVER_NAME))
     url = network.network_url(SERVER_NAME, sslmode="verify-full", sslrootcert=str(authority.file))
-    store = create_store(load(write_settings(tmp_path, url), {}, {}), SystemClock())
+    store = create_store(load(write_settings(tmp_path, url), {}, {}).config, SystemClock())
     await store.open()
     try:
         rows = network.execute(
@@ -108,7 +108,7 @@ async def test_verified_connection_is_the_default(
     # The authorities of the system, as OpenSSL and Python find them.
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     url = network.network_url(SERVER_NAME, sslmode="verify-full", sslrootcert="system")
-    store = create_store(load(write_settings(tmp_path, url), {}, {}), SystemClock())
+    store = create_store(load(write_settings(tmp_path, url), {}, {}).config, SystemClock())
     await store.open()
     await store.close()
 

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)
     options = parser.parse_args()
-    config = load(options.config, {}, {})
+    config = load(options.config, {}, {}).config
     configure(config.log.level, config.log.format)
     if moment := os.environ.get("KILL_AT"):
         install_kill(moment)

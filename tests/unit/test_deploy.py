@@ -164,7 +164,7 @@ def test_container_runs_unprivileged_with_healthcheck() -> None:
     assert {"serve", "healthcheck", "devnet"} <= set(COMMANDS)
     (environment,) = instructions["ENV"]
     settings = dict(pair.split("=", 1) for pair in environment.split() if pair.startswith("SVOTE_HELPER_"))
-    assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
+    assert load(None, settings).config.helper.db_path == "/var/lib/svote-helper/queue.db"
 
 
 def test_base_images_are_pinned_by_digest() -> None:
@@ -200,7 +200,7 @@ def test_compose_cluster_has_role_profiles_with_minimal_secrets(tmp_path: Path) 
             name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value).replace("/run/secrets", str(tmp_path))
             for name, value in service["environment"].items()
         }
-        config = load(None, settings)
+        config = load(None, settings).config
         assert (config.helper.role, config.store.url, config.sender.standby) == (role, URL, True)
         assert create_connection_settings(config.store.url, schema="s", host="h")  # no network: encryption not required
     text = (CONTAINER / "Containerfile").read_text()
@@ -238,6 +238,6 @@ def test_compose_service_writes_only_to_its_volume() -> None:
     secret = helper["environment"].pop("SVOTE_HELPER_OPERATOR_TOKEN_FILE")
     assert secret.removeprefix("/run/secrets/") in compose["secrets"]
     settings = {name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value) for name, value in helper["environment"].items()}
-    config = load(None, settings)
+    config = load(None, settings).config
     assert config.chain_nodes == (("http://chain:11317", "http://chain:36657"),)
     assert config.gateway.enable

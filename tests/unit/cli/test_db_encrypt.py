@@ -82,7 +82,7 @@ def test_encrypt_is_refused_while_a_helper_runs(
     database: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def try_encrypt() -> int:
-        store = create_store(load(None), FakeClock())
+        store = create_store(load(None).config, FakeClock())
         await store.open()
         try:
             return await anyio.to_thread.run_sync(run_command, "db", "encrypt", "--key-file", str(key_file), "--yes")
@@ -177,7 +177,9 @@ def test_unencrypted_backup_is_reported_at_the_restore(
 
     with pytest.raises(StoreKeyError, match="is not encrypted"):
         anyio.run(
-            create_store(load(Path("helper.toml"), {"SVOTE_HELPER_HELPER_DB_PATH": "restored.db"}), FakeClock()).open
+            create_store(
+                load(Path("helper.toml"), {"SVOTE_HELPER_HELPER_DB_PATH": "restored.db"}).config, FakeClock()
+            ).open
         )
 
 
