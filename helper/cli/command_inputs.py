@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -14,23 +14,6 @@ from helper.cli.conventions import ExitCode, QueueOptions, fail
 from helper.config.loader import Loaded, load
 from helper.config.sections import Config
 from helper.config.settings_file import ENV_BACKUP_PASSPHRASE, find_file, is_missing, refuse_planted
-
-SHARED_ADVICE: Final = (
-    "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
-)
-
-
-def database_file(options: QueueOptions, *, must_exist: bool = True) -> Path:
-    """Return the path of the queue database, from the flag or the settings.
-
-    Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
-    """
-    settings = read_queue_settings(options)
-    if settings.store.url and options.db is None:
-        fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
-    if must_exist and is_missing(settings.db_path):
-        fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
-    return settings.db_path
 
 
 def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> Loaded:
@@ -51,9 +34,10 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     return loaded
 
 
-def read_queue_settings(options: QueueOptions) -> Config:
-    """Read the settings, with the database of `--db`."""
-    return read_settings(options.config, {"helper.db_path": str(options.db) if options.db else None}).config
+def read_queue_settings(options: QueueOptions, key_file: Path | None = None) -> Config:
+    """Read the settings, with the database of `--db` and the key file of `--key-file`."""
+    flags = {"helper.db_path": options.db, "store.key_file": key_file}
+    return read_settings(options.config, {key: str(path) if path else None for key, path in flags.items()}).config
 
 
 PassphraseOption = Annotated[

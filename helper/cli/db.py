@@ -16,8 +16,8 @@ import typer
 
 from helper.cli.command_inputs import (
     PassphraseOption,
-    database_file,
     read_passphrase,
+    read_queue_settings,
     read_settings,
     read_text_file,
 )
@@ -36,6 +36,7 @@ from helper.cli.conventions import (
 )
 from helper.clock import SystemClock
 from helper.config.sections import Config
+from helper.config.settings_file import is_missing
 from helper.core.json_records import fact
 from helper.errors import StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
@@ -67,6 +68,9 @@ from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.snapshot import Contents, Snapshot, check_image, read_contents, take_snapshot
 
 _IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
+_SHARED_ADVICE: Final = (
+    "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
+)
 
 KeyFileOption = Annotated[
     Path | None,
@@ -173,11 +177,10 @@ def backup(
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
     harden_process()
-    database = database_file(options)
+    database, encryption = _find_database(options)
     if recipient and passphrase_file is not None:
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
-    encryption = database_encryption(options.config)
     with take_snapshot(database, SystemClock(), encryption) as snapshot:
         _write_backup(snapshot, output, passphrase, recipient or [], replace=force)
     result = BackupResult(
@@ -202,8 +205,7 @@ def restore(
 ) -> None:
     """Restore a backup; the helper must not be running."""
     harden_process()
-    database = database_file(options, must_exist=False)
-    encryption = database_encryption(options.config)
+    database, encryption = _find_database(options, must_exist=False)
     image = _open_backup(file, identity, passphrase_file)
     contents = check_image(image, str(file), encryption)
     aside = restore_database(image, database, set_aside=force)
@@ -236,12 +238,11 @@ def check(
 ) -> None:
     """Check the complete database, or a backup without restoring it. The helper may be running."""
     harden_process()
-    encryption = database_encryption(options.config)
     if backup_file is None:
-        path = database_file(options)
+        path, encryption = _find_database(options)
         contents = read_contents(path, SystemClock(), encryption)
     else:
-        path = backup_file
+        path, encryption = backup_file, read_file_encryption(read_settings(options.config).config.store.key_file)
         contents = check_image(_open_backup(path, identity, passphrase_file), str(path), encryption)
     result = CheckedFile(**asdict(contents), file=str(path), ok=not contents.damaged)
     emit(result, f"{path}: {_summarize_contents(contents)}, {contents.damaged} damaged", json=options.json)
@@ -275,8 +276,7 @@ def migrate(
         fail("use --backup FILE or --no-backup", ExitCode.USAGE)
     require_confirmation(yes=yes)
     harden_process()
-    database = database_file(options)
-    encryption = database_encryption(options.config)
+    database, encryption = _find_database(options)
     before, target = read_contents(database, SystemClock(), encryption), latest_version()
     with acting_as_owner(database):
         refuse_locked(database)  # after another program's file was refused
@@ -336,13 +336,19 @@ def _write_backup(
         executor.submit(write_backup, output, write, replace=replace, passphrase=passphrase).result()
 
 
-def database_encryption(config: Path | None) -> RowEncryption:
-    """Return the encryption with the keys in [store] key_file; `UNENCRYPTED` if it is not set.
+def _find_database(
+    options: QueueOptions, *, key_file: Path | None = None, must_exist: bool = True
+) -> tuple[Path, RowEncryption]:
+    """Return the path of the queue database and its encryption, from the flags or the settings.
 
-    Raises:
-        StoreError: the key file cannot be used.
+    Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
     """
-    return read_file_encryption(read_settings(config).config.store.key_file)
+    settings = read_queue_settings(options, key_file)
+    if settings.store.url and options.db is None:
+        fail(f"the queue is in a shared database ([store] url): {_SHARED_ADVICE}", ExitCode.USAGE)
+    if must_exist and is_missing(settings.db_path):
+        fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
+    return settings.db_path, read_file_encryption(settings.store.key_file)
 
 
 def read_new_passphrase(file: Path | None) -> str:
@@ -383,11 +389,9 @@ def decrypt(
 def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry_run: bool, yes: bool) -> None:
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
-    database = database_file(options)
-    keys = str(key_file) if key_file else read_settings(options.config).config.store.key_file
-    if not keys:
+    database, encryption = _find_database(options, key_file=key_file)
+    if not encryption.is_encrypted:
         fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
-    encryption = read_file_encryption(keys)
     before = read_contents(database, SystemClock(), encryption)  # refuses another program's file first
     if not dry_run:
         with acting_as_owner(database):
@@ -475,7 +479,7 @@ def copy(
         fail("use exactly one of --to, --undo and --erase", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
-    settings = read_settings(config, {"store.key_file": str(key_file) if key_file else None}).config
+    settings = read_queue_settings(QueueOptions(config=config), key_file)
     if to:
         result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
     else:

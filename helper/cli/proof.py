@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,26 +42,7 @@ from helper.server.operator_parameters import parse_hex32
 FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
 
-
 SearchSource = Literal["auto", "archive", "chain"]
-"""Where to search for a reveal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Search parameters.
-
-    Attributes:
-        nullifier: 32 bytes.
-        round_ids: rounds to search, empty for all.
-        heights: blocks to search, None for all since the rounds were created.
-        source: where to search.
-    """
-
-    nullifier: bytes
-    round_ids: list[bytes]
-    heights: range | None
-    source: SearchSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +112,14 @@ def export(
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
-    search = _create_search(OperatorApi.of(options), nullifier, round_id, from_height, to_height, source)
-    proof_bundle, source = anyio.run(_find, options.config, search)
+    nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
+    if (from_height or to_height) and not 1 <= from_height <= to_height:
+        raise UsageError("--from-height and --to-height must be given together, in ascending order")
+    if from_height and source == "archive":
+        raise UsageError("--from-height searches the chain and cannot be used with --from archive")
+    heights = range(from_height, to_height + 1) if from_height else None
+    round_ids = _find_rounds(OperatorApi.of(options), nullifier_bytes, round_id)
+    proof_bundle, source = anyio.run(_find, options.config, nullifier_bytes, round_ids, heights, source)
     verify_bundle(proof_bundle)
     bundle = pack_bundle(proof_bundle)
     path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
@@ -180,66 +168,57 @@ def verify(
         fail(f"rejected: {reason}")
 
 
-def _create_search(
-    api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: SearchSource
-) -> Search:
-    """Create search parameters. Without a round, use the helper's known nullifiers to find it."""
-    nullifier_bytes = parse_hex32("NULLIFIER", nullifier)
-    round_ids = [parse_hex32("round", resolve_round(api, round_id))] if round_id else []
-    if (first or last) and not 1 <= first <= last:
-        raise UsageError("--from-height and --to-height must be given together, in ascending order")
-    if first and source == "archive":
-        raise UsageError("--from-height searches the chain and cannot be used with --from archive")
-    if not round_ids:
-        try:
-            known_rounds = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
-        except (HelperError, PermissionError):
-            known_rounds = []  # without a helper, search all rounds of the chain
-        round_ids = [bytes.fromhex(round_hex) for round_hex in known_rounds]
-    return Search(nullifier_bytes, round_ids, range(first, last + 1) if first else None, source)
+def _find_rounds(api: OperatorApi, nullifier: bytes, round_id: str) -> list[bytes]:
+    """Return the rounds to search: the given one, or those that the helper knows; an empty list means all."""
+    if round_id:
+        return [parse_hex32("round", resolve_round(api, round_id))]
+    try:
+        return [bytes.fromhex(round_hex) for round_hex in api.get(f"/spent/{nullifier.hex()}")["rounds"]]
+    except (HelperError, PermissionError):
+        return []  # without a helper, search all rounds of the chain
 
 
-async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, SearchSource]:
-    """Find the reveal; returns its bundle and source."""
-    if search.source != "chain" and search.heights is None:
-        bundle = await _search_archive(config, search)
+async def _find(
+    config: Path | None, nullifier: bytes, round_ids: Sequence[bytes], heights: range | None, source: SearchSource
+) -> tuple[ProofBundle, SearchSource]:
+    """Find the reveal; returns its bundle and source. Only the chain is searched if there are `heights`."""
+    if source != "chain" and heights is None:
+        bundle = await _search_archive(config, nullifier, round_ids, is_required=source == "archive")
         if bundle is not None:
             return bundle, "archive"
-        if search.source == "archive":
-            raise NotFound(
-                "the archive has no bundle of this nullifier",
-                advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
-            )
-    return await _search_chain(config, search), "chain"
+    return await _search_chain(config, nullifier, round_ids, heights), "chain"
 
 
-async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
-    """Search the archive. Returns None if there is no archive, or no such bundle.
-
-    If the chain can be searched instead, an archive error is only printed.
-    """
-    required, settings = search.source == "archive", read_settings(config).config
-    if not required and not settings.archive.place:
+async def _search_archive(
+    config: Path | None, nullifier: bytes, round_ids: Sequence[bytes], *, is_required: bool
+) -> ProofBundle | None:
+    """Search the archive. Unless that is required, an error is only printed, and no archive or bundle is None."""
+    settings = read_settings(config).config
+    if not is_required and not settings.archive.place:
         return None
     try:
-        bucket = open_archive_bucket(settings, SystemClock())
-        bundle = await find_bundle(bucket, search.nullifier, search.round_ids)
+        bundle = await find_bundle(open_archive_bucket(settings, SystemClock()), nullifier, round_ids)
         if bundle is not None:
             verify_bundle(bundle)
-        return bundle
     except (BucketError, ProofBundleError) as error:
-        if required:
+        if is_required:
             raise
         print_message(f"archive not usable: {error}")
         return None
+    if bundle is None and is_required:
+        raise NotFound(
+            "the archive has no bundle of this nullifier",
+            advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
+        )
+    return bundle
 
 
-async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
-    """Search the chain."""
+async def _search_chain(
+    config: Path | None, nullifier: bytes, round_ids: Sequence[bytes], heights: range | None
+) -> ProofBundle:
     async with open_node_pool(config) as nodes:
         chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched to block {height}"))
-        round_ids = search.round_ids or await chain.round_ids()
-        counted = await chain.find_reveal(round_ids, search.nullifier, search.heights)
+        counted = await chain.find_reveal(round_ids or await chain.round_ids(), nullifier, heights)
         if counted is None:
             raise NotFound(
                 "no confirmed reveal with this nullifier in the searched range",
