@@ -19,6 +19,7 @@ import httpx
 
 from conformance.check_failures import CheckFailed, shorten
 from helper.clock import Clock
+from helper.errors import UsageError
 from helper.runtime.network_clients import create_async_client
 
 PREFIX: Final = "/shielded-vote/v1"
@@ -138,19 +139,18 @@ def parse_address(url: str) -> Address:
     """Parse a base URL.
 
     Raises:
-        ValueError: it is not an http or https URL without query and fragment.
+        UsageError: it is not an http or https URL without query and fragment.
     """
     try:
         parts = urlsplit(url)
+        port = parts.port
         httpx.URL(url)  # refuses names that no resolver takes
-    except httpx.InvalidURL as error:
-        raise ValueError(f"not a base URL: {error}") from None
+    except (httpx.InvalidURL, ValueError) as error:
+        raise UsageError(f"not a base URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"not a base URL: {url}")
+        raise UsageError(f"not a base URL: {url}")
     is_tls = parts.scheme == "https"
-    return Address(
-        url.rstrip("/"), parts.hostname, parts.port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls
-    )
+    return Address(url.rstrip("/"), parts.hostname, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls)
 
 
 class HelperClient:

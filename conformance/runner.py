@@ -32,6 +32,7 @@ from conformance import (
 from conformance.check_failures import CheckFailed, CheckSkipped, shorten
 from conformance.checks import Check, CheckResult, Level, Phase, Verdict
 from conformance.session import ENDED, Session
+from helper.errors import UsageError
 
 CHECKS: Final[Sequence[Check]] = tuple(
     chain(
@@ -56,12 +57,12 @@ def select_checks(only: Sequence[str]) -> list[Check]:
     """The checks with these ids, or of these topics (the part of an id before the hyphen); all without any.
 
     Raises:
-        ValueError: there is no such check or topic.
+        UsageError: there is no such check or topic.
     """
     wanted = {text.upper() for text in only}
     known = {name for check in CHECKS for name in (check.id, check.id.partition("-")[0])}
     if unknown := sorted(wanted - known):
-        raise ValueError(f"no such check or topic: {', '.join(unknown)}")
+        raise UsageError(f"no such check or topic: {', '.join(unknown)}")
     return [check for check in CHECKS if not wanted or wanted & {check.id, check.id.partition("-")[0]}]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import proofs
 from devnet import ballot
 from devnet.ballot import Ballot
+from helper.errors import UsageError
 
 END_FIELD: Final = "vote_end_time"
 """Field of a line in a file of shares: the end of its round in Unix seconds. It is not posted."""
@@ -24,7 +25,7 @@ MIN_SHARES: Final = 2
 Body = dict[str, Any]
 
 
-class SharesFileError(ValueError):
+class SharesFileError(UsageError):
     """A file of shares cannot be used. The text contains no data of a share."""
 
 

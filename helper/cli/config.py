@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -108,13 +109,11 @@ def init(
     emit(created, lambda _: print_message(f"wrote {output}"), json=json)
 
 
-def render_example(settings: Mapping[tuple[str, str], Any] | None = None) -> str:
-    """Return a settings file with all keys. `# ` begins an explanation; `#` without a space a setting at its default.
+def render_example(settings: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> str:
+    """Return a settings file with all keys, of which only the given ones have an effect.
 
-    Args:
-        settings: settings to write uncommented, by section and key.
+    `# ` begins an explanation, `#` without a space a setting at its default.
     """
-    rendered_settings = settings or {}
     parts = [_HEADER]
     for section, fields in SECTIONS.items():
         model = Config.model_fields[section].annotation
@@ -122,7 +121,7 @@ def render_example(settings: Mapping[tuple[str, str], Any] | None = None) -> str
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
         for key, field in fields.items():
             block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
-            value = rendered_settings.get((section, key))
+            value = settings.get((section, key))
             block += [f"#{key} = {to_toml(field.default)}" if value is None else f"{key} = {to_toml(value)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"

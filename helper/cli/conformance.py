@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -77,22 +76,20 @@ def conformance(
         raise UsageError("--devnet and --shares are mutually exclusive")
 
     async def run() -> list[CheckResult]:
-        with _refuse_invalid_arguments():
-            checks, address = select_checks(only or []), parse_address(url)
+        checks, address = select_checks(only or []), parse_address(url)
         clock = SystemClock()
         client = HelperClient(address, token, clock)
         chain = DevChain(devnet) if devnet is not None else None
         try:
-            with _refuse_invalid_arguments():
-                session = Session(
-                    client,
-                    clock,
-                    chain=chain,
-                    shares_file=shares,
-                    restart_command=restart,
-                    share_count=sum(check.shares for check in checks),
-                    reveal_seconds=within,
-                )
+            session = Session(
+                client,
+                clock,
+                chain=chain,
+                shares_file=shares,
+                restart_command=restart,
+                share_count=sum(check.shares for check in checks),
+                reveal_seconds=within,
+            )
             try:
                 await client.get(STATUS_PATH)
             except CheckFailed as failure:
@@ -110,15 +107,6 @@ def conformance(
             report.write(to_junit(url, results))
     code = ExitCode.OK if is_conformant(results) else ExitCode.FAILURE
     emit(create_report(results), lambda _: _print_results(results), json=json, code=code)
-
-
-@contextmanager
-def _refuse_invalid_arguments() -> Iterator[None]:
-    """Raise UsageError for a ValueError of the conformance kit, which does not import the helper's errors."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _print_results(results: list[CheckResult]) -> None:

@@ -95,12 +95,7 @@ def demo(
 
 
 async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dict[str, Any]:
-    """Audit a round of the demo's chain, as `svote-helper audit` does.
-
-    Args:
-        chain: the chain's ready line.
-        round_id: 32 bytes.
-    """
+    """Audit a round of the demo's chain, which its ready line describes, as `svote-helper audit` does."""
     log_config.configure("error")
     nodes = [(node["rest"], node["rpc"]) for node in chain["nodes"]]
     clock = SystemClock()

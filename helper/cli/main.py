@@ -37,13 +37,7 @@ _HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the
 
 
 class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        module: the module that defines it.
-        function: its function, whose parameters are the options.
-        summary: its line in the help of its group, with which its own help begins.
-    """
+    """A command: its function, whose parameters are the options, and the first words of its help, for its group's."""
 
     module: str
     function: str

@@ -37,12 +37,6 @@ def request_file(
 ) -> tuple[int, bytes]:
     """Serve a GET request, or a POST request with a body. Returns status and body of the response.
 
-    Args:
-        database: the database file.
-        target: path and query.
-        body: the request's body, or chunks of it.
-        key_file: the key file of an encrypted database, empty for none.
-
     Raises:
         StoreKeyError: the file is encrypted, and a key is missing.
         StoreLocked: a running helper has the file open, and the request is an action.

@@ -40,8 +40,6 @@ class OperatorApi:
     """Operator API of one queue.
 
     Attributes:
-        socket: the helper's control socket.
-        database: its database.
         shared: the queue is in a shared database instead, which only a running helper can query.
         key_file: the key file of an encrypted database, empty for none.
         is_named: `--db` names the database. The helper on the socket may then use another one in the same directory.
@@ -61,11 +59,7 @@ class OperatorApi:
         return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return the response to a query.
-
-        Args:
-            path: `/queue`, `/queue/REF`, `/stats`, `/rounds`, `/spent/NULLIFIER`, `/actions` or `/chain/rescan`.
-            query: query parameters; empty ones are left out.
+        """Return the response to a query. Empty parameters are left out.
 
         Raises:
             NotFound: the share or the database does not exist.
@@ -78,12 +72,7 @@ class OperatorApi:
     def post(
         self, path: str, body: Mapping[str, Any] | Iterable[bytes], query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Perform an action and return its result.
-
-        Args:
-            path: path of the action.
-            body: JSON object, or chunks of a stream.
-            query: query parameters; empty ones are left out.
+        """Perform an action and return its result. The body is a JSON object, or chunks of a stream.
 
         Raises:
             ActionRefused: the current state does not allow it.
@@ -225,9 +214,6 @@ class Selection:
 
     def to_query(self, api: OperatorApi) -> dict[str, str]:
         """Return the options as query parameters of the operator API, which checks state and stage.
-
-        Args:
-            api: lists the rounds of the queue, to resolve a prefix of a round id.
 
         Raises:
             UsageError: an option is invalid.

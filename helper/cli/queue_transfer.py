@@ -84,7 +84,7 @@ ForSvotedOption = Annotated[
 ]
 
 
-def read_svoted_file(file: Path) -> SvotedExport:
+def _read_svoted_file(file: Path) -> SvotedExport:
     """Read and convert a file. Ends the command if other users can read it."""
     if file == STDIN:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -103,13 +103,13 @@ def read_svoted_file(file: Path) -> SvotedExport:
     return read_svoted_export(data)
 
 
-def number_rows(response: dict[str, Any], export: SvotedExport) -> dict[str, Any]:
+def _number_rows(response: dict[str, Any], export: SvotedExport) -> dict[str, Any]:
     """Return the result of an import with the positions of the file's rows, and the rows that were not sent."""
     left = [{**row, "number": export.numbers[row["number"] - 1]} for row in response["left"]]
     return {**response, "left": left, "submitted": export.submitted}
 
 
-def delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool | None, yes: bool) -> bool:
+def _delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool | None, yes: bool) -> bool:
     """Delete an imported file if that was requested and no share depends on it. Returns whether it was deleted."""
     if file == STDIN or response["dry_run"]:
         return False
@@ -126,7 +126,7 @@ def delete_imported(file: Path, response: Mapping[str, Any], *, requested: bool 
     return True
 
 
-def encode_for_svoted(shares: Sequence[ExportedShare], round_ends: Mapping[bytes, int]) -> bytes:
+def _encode_for_svoted(shares: Sequence[ExportedShare], round_ends: Mapping[bytes, int]) -> bytes:
     """Encode shares. Ends the command unless all of them belong to one round whose end is known."""
     rounds = {exported.share.round_id for exported in shares}
     if len(rounds) > 1:
@@ -229,7 +229,7 @@ def export(
         left=UnexportedShares(**_count_skipped(queue)),
         move=move,
     )
-    emit(result, print_exported, json=options.json)
+    emit(result, _print_exported, json=options.json)
 
 
 def _count_skipped(queue: ExportedQueue) -> dict[str, int]:
@@ -237,7 +237,7 @@ def _count_skipped(queue: ExportedQueue) -> dict[str, int]:
 
 
 def _fail_without_shares(queue: ExportedQueue) -> NoReturn:
-    print_not_exported(_count_skipped(queue))
+    _print_not_exported(_count_skipped(queue))
     fail("no matching share to export", ExitCode.NOT_FOUND)
 
 
@@ -276,7 +276,7 @@ def _write_and_record(
         if passphrase:
             _write_shares(file, read_shares(), queue.chain_id, passphrase)
         else:
-            file.write(encode_for_svoted(list(read_shares()), queue.round_ends))
+            file.write(_encode_for_svoted(list(read_shares()), queue.round_ends))
 
     with (create_file if passphrase else create_unencrypted_file)(output, write) as export_file:
         queue.source.close()  # without a running helper, this process opens the file for writing
@@ -329,7 +329,7 @@ def import_(
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(options)
     harden_process()
-    svoted = None if from_svoted is None else read_svoted_file(from_svoted)
+    svoted = None if from_svoted is None else _read_svoted_file(from_svoted)
     if svoted is not None:
         content = b"".join(svoted.lines)
     else:
@@ -339,20 +339,19 @@ def import_(
     def perform(*, preview: bool) -> dict[str, Any]:
         chunks = (content[start : start + _CHUNK_BYTES] for start in range(0, len(content), _CHUNK_BYTES))
         response = api.post("/queue/import", chunks, {"dry_run": "1"} if preview else {})
-        return response if svoted is None else number_rows(response, svoted)
+        return response if svoted is None else _number_rows(response, svoted)
 
     if not yes and not dry_run:
-        print_imported(perform(preview=True))
+        _print_imported(perform(preview=True))
         confirm_or_exit("Import these shares?", yes=yes)
     response = perform(preview=dry_run)
     if from_svoted is not None:
-        response["deleted"] = delete_imported(from_svoted, response, requested=delete_file, yes=yes)
+        response["deleted"] = _delete_imported(from_svoted, response, requested=delete_file, yes=yes)
     code = ExitCode.FAILURE if response["conflict"] else ExitCode.DEGRADED if response["left"] else ExitCode.OK
-    emit(response, print_imported, json=options.json, code=code)
+    emit(response, _print_imported, json=options.json, code=code)
 
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:
-    """Decrypt an export."""
     with file.open("rb") as opened:
         sealed = read_backup(opened, file)
     if not needs_passphrase(sealed):
@@ -363,26 +362,23 @@ def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:
     return content
 
 
-def print_exported(response: Mapping[str, Any]) -> None:
-    """Print the result of `queue export`."""
+def _print_exported(response: Mapping[str, Any]) -> None:
     would = "would be written" if response["dry_run"] else "written"
     typer.echo(f"{response['output']}: {response['shares']} shares {would}")
     if "moved" in response:
         typer.echo(f"{response['moved']} are no longer processed here")
         if response["stayed"]:
             print_message(f"{response['stayed']} are in the file but not moved: being processed, or changed meanwhile")
-    print_not_exported(response["left"])
+    _print_not_exported(response["left"])
 
 
-def print_not_exported(left: Mapping[str, int]) -> None:
-    """Print how many shares were not exported, by reason."""
+def _print_not_exported(left: Mapping[str, int]) -> None:
     for reason, number in left.items():
         if number:
             print_message(f"{number} not exported: {_NOT_EXPORTED_REASONS[reason]}")
 
 
-def print_imported(response: Mapping[str, Any]) -> None:
-    """Print the result of `queue import`."""
+def _print_imported(response: Mapping[str, Any]) -> None:
     would = "would be" if response["dry_run"] else "are"
     typer.echo(f"{response['taken']} shares {would} imported")
     if response["revived"]:

@@ -63,7 +63,6 @@ class Origin:
     """Source of a value.
 
     Attributes:
-        kind: kind of the source.
         source: the file, the environment variable or the flag.
         line: line number in the file, from 1; None for other sources.
     """
@@ -132,7 +131,6 @@ class _SettingsReader:
         self._add_secrets(env)
 
     def _add_file(self, path: Path) -> None:
-        """Add the keys of a TOML file."""
         source = str(path)
         if path.is_fifo():
             self.problems.append(Problem(source, None, "", "is a pipe, but a command may read its settings twice"))
@@ -189,7 +187,6 @@ class _SettingsReader:
                 self.problems.append(Problem(name, None, ".".join(key), str(error)))
 
     def _add_flags(self, flags: Mapping[str, Any]) -> None:
-        """Add values from the command line."""
         for dotted, value in flags.items():
             if value is None:
                 continue
@@ -243,11 +240,7 @@ class _SettingsReader:
         self.origins[key] = origin
 
     def build_config(self) -> Config:
-        """Validate all values and return the settings.
-
-        Raises:
-            SettingsError: there are problems.
-        """
+        """Validate all values and return the settings. Raises SettingsError if there are problems."""
         config: Config | None = None
         try:
             config = Config.model_validate(self._group_by_section())

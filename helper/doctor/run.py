@@ -46,8 +46,8 @@ class Report:
     """Results of all checks.
 
     Attributes:
-        findings: results in display order.
-        seconds: duration of all checks.
+        findings: in display order.
+        seconds: duration.
         has_hung_checks: whether a check still hangs; the process must exit without joining its threads.
     """
 
@@ -81,7 +81,6 @@ class _Doctor:
         self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
-        """Run all checks and return their results in display order."""
         config, in_thread = self.config, self._run_in_thread
         tokens = config.helper.api_token, config.operator.token
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
@@ -148,7 +147,6 @@ class _Doctor:
         return await done
 
     def _run_in_thread(self, check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-        """Make an asynchronous check of a blocking function."""
         return lambda: self._call_in_thread(check)
 
     def _seconds_left(self) -> float:
