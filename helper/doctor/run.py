@@ -1,20 +1,20 @@
 """Runs all checks concurrently, each with its own time limit.
 
-Calls that may hang in the kernel (a failed disk, a hung helper) run in daemon threads that are not joined, so a report
-is always ready within `MAX_TOTAL_SECONDS` seconds.
+Calls that may hang in the kernel (a failed disk, a hung helper) run in threads that are abandoned then, so a report is
+always ready within `MAX_TOTAL_SECONDS` seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import anyio.to_thread
 
 from admin.config_refresh import ConfigFetcher
 from helper.circuits.known_circuits import default_circuit
@@ -65,6 +65,14 @@ async def run_doctor(
     return Report(tuple(findings), clock.monotonic() - doctor.started_at, doctor.has_hung_checks)
 
 
+async def _call_in_thread(call: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+
+
+def _in_thread(check: Callable[[], list[CheckResult]]) -> AsyncCheck:
+    return lambda: _call_in_thread(check)
+
+
 class _Doctor:
     """One run of all checks. Later checks use results of earlier ones."""
 
@@ -81,28 +89,28 @@ class _Doctor:
         self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
-        config, in_thread = self.config, self._run_in_thread
+        config = self.config
         tokens = config.helper.api_token, config.operator.token
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
             ("database", self._check_database, MAX_TOTAL_SECONDS if config.store.url else _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
-            ("file modes", in_thread(self._check_modes), _FILES_SECONDS),
-            ("fsync", in_thread(lambda: database.check_disk(config.db_path, self.clock)), _FILES_SECONDS),
+            ("file modes", _in_thread(self._check_modes), _FILES_SECONDS),
+            ("fsync", _in_thread(lambda: database.check_disk(config.db_path, self.clock)), _FILES_SECONDS),
             ("nodes", self._check_nodes, _NODES_SECONDS),
             ("prover", self._check_prover, MAX_TOTAL_SECONDS),
-            ("tokens", in_thread(lambda: publication.evaluate_tokens(*tokens)), _FILES_SECONDS),
-            ("process", in_thread(self._check_process), _FILES_SECONDS),
-            ("address", in_thread(self._check_addresses), _FILES_SECONDS),
+            ("tokens", _in_thread(lambda: publication.evaluate_tokens(*tokens)), _FILES_SECONDS),
+            ("process", _in_thread(self._check_process), _FILES_SECONDS),
+            ("address", _in_thread(self._check_addresses), _FILES_SECONDS),
             ("onion service", self._check_onion_service, MAX_TOTAL_SECONDS),
-            ("page", in_thread(lambda: [publication.check_page(config)]), _FILES_SECONDS),
-            ("published addresses", in_thread(lambda: [publication.evaluate_publication(config)]), _FILES_SECONDS),
+            ("page", _in_thread(lambda: [publication.check_page(config)]), _FILES_SECONDS),
+            ("published addresses", _in_thread(lambda: [publication.evaluate_publication(config)]), _FILES_SECONDS),
             ("voting config", self._check_voting_config, MAX_TOTAL_SECONDS),
             ("public URL", self._check_public_url, MAX_TOTAL_SECONDS),
         ]
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
-            results.append(await self._run_guarded(subject, self._run_in_thread(check), _FILES_SECONDS))
+            results.append(await self._run_guarded(subject, _in_thread(check), _FILES_SECONDS))
         return [*self.settings.findings, *helper, *(finding for part in results for finding in part)]
 
     # ---------------------------------------------------------------- execution
@@ -126,29 +134,6 @@ class _Doctor:
                 )
             ]
 
-    async def _call_in_thread(self, check: Callable[[], T]) -> T:
-        """Run a blocking call in a daemon thread that is not joined at exit."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def complete(end: Callable[[], None]) -> None:
-            if not done.done():
-                end()
-
-        def run() -> None:
-            try:
-                end = partial(done.set_result, check())
-            except Exception as error:
-                end = partial(done.set_exception, error)
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(complete, end)
-
-        threading.Thread(target=run, daemon=True).start()
-        return await done
-
-    def _run_in_thread(self, check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-        return lambda: self._call_in_thread(check)
-
     def _seconds_left(self) -> float:
         return max(0.1, MAX_TOTAL_SECONDS - _MARGIN_SECONDS - (self.clock.monotonic() - self.started_at))
 
@@ -157,7 +142,7 @@ class _Doctor:
     async def _check_helper(self) -> list[CheckResult]:
         socket, shared = self.config.socket_path, bool(self.config.store.url)
         query = partial(running_helper.query_daemon, socket, shares_database=shared)
-        self.daemon = daemon = await self._call_in_thread(query)
+        self.daemon = daemon = await _call_in_thread(query)
         evaluations = (running_helper.evaluate_daemon, running_helper.evaluate_sender, running_helper.evaluate_archive)
         return [result for evaluate in evaluations for result in evaluate(daemon)]
 
@@ -165,15 +150,13 @@ class _Doctor:
         config, path = self.config, self.config.db_path
         now, running = self.clock.now(), self.daemon.is_running
         if config.store.url:
-            finding = await self._call_in_thread(
-                lambda: database.check_shared_database(config, now=now, running=running)
-            )
+            check = partial(database.check_shared_database, config, now=now, running=running)
+            finding = await _call_in_thread(check)
         elif is_missing(path):
             finding, self.file_queue = database.evaluate_missing_file(path, running=running), QueueSnapshot(at=now)
         else:
-            finding, self.file_queue = await self._call_in_thread(
-                lambda: asyncio.run(database.read_database(path, config.store.key_file, now=now))
-            )
+            read = partial(database.read_database, path, config.store.key_file, now=now)
+            finding, self.file_queue = await _call_in_thread(lambda: asyncio.run(read()))
         queue = self._queue
         return [finding, *([] if queue is None else running_helper.evaluate_failures(queue))]
 
@@ -183,7 +166,7 @@ class _Doctor:
             return []  # the running helper checks the file and reports damage
         if not os.access(path, os.R_OK) or not path.stat().st_size:
             return []  # the check of the database reports it
-        return [await self._call_in_thread(lambda: database.check_integrity(path, self.clock))]
+        return [await _call_in_thread(lambda: database.check_integrity(path, self.clock))]
 
     def _check_modes(self) -> list[CheckResult]:
         config = self.config
