@@ -18,7 +18,7 @@ from helper.cli.terminal import supports_colours, terminal_width
 from helper.clock import SystemClock
 from helper.core.json_records import fact
 from helper.doctor import CheckResult, Level, all_ok
-from helper.doctor.run import Report, run_doctor
+from helper.doctor.run import Doctor
 from helper.observability import log_config
 
 _SUBJECT_WIDTH: Final = 16
@@ -57,14 +57,15 @@ def doctor(
     Exits with 0 if all checks pass, otherwise with 3.
     """
     log_config.configure("error", "auto")
-    report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
-    levels = Counter(finding.level for finding in report.findings)
+    clock = SystemClock()
+    checks, started_at = Doctor(config, os.environ, clock, skip_proof=skip_proof), clock.monotonic()
+    findings = asyncio.run(checks.run_all())
+    levels = Counter(finding.level for finding in findings)
     counts = LevelCounts(levels[Level.OK], levels[Level.WARN], levels[Level.FAIL])
-    is_ok = all_ok(report.findings)
-    result = DoctorReport(is_ok, counts, round(report.seconds, 2), report.findings)
-    emit(result, lambda _: _print_report(report, counts), json=json)
-    code = ExitCode.OK if is_ok else ExitCode.DEGRADED
-    if report.has_hung_checks:
+    report = DoctorReport(all_ok(findings), counts, round(clock.monotonic() - started_at, 2), findings)
+    emit(report, lambda _: _print_report(report), json=json)
+    code = ExitCode.OK if report.ok else ExitCode.DEGRADED
+    if checks.has_hung_checks:
         # hung threads would block a normal exit
         sys.stdout.flush()
         sys.stderr.flush()
@@ -72,7 +73,7 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _print_report(report: Report, counts: LevelCounts) -> None:
+def _print_report(report: DoctorReport) -> None:
     """Print each result with its advice below. Lines are wrapped only on a terminal."""
     columns = terminal_width()
     coloured = supports_colours()
@@ -85,6 +86,7 @@ def _print_report(report: Report, counts: LevelCounts) -> None:
         if finding.advice:
             lines += _wrap(format_one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
         typer.echo("\n".join(lines))
+    counts = report.counts
     print_message(f"{counts.ok} ok, {counts.warn} warnings, {counts.fail} failed, in {report.seconds:.1f} s")
 
 

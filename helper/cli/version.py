@@ -106,20 +106,12 @@ def collect_versions(release: InstalledRelease | None) -> Versions:
             for info in (generation.info for generation in GENERATIONS.values())
         }
     return Versions(
-        version=package_version(),
+        version=metadata.version("svote-helper"),
         circuits=circuits,
         python=platform.python_version(),
         sqlite=sqlite3.sqlite_version,
         release=release,
     )
-
-
-def package_version() -> str:
-    """Return the version of the installed package, or "unknown" if it is not installed."""
-    try:
-        return metadata.version("svote-helper")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | None) -> InstalledRelease:

@@ -314,9 +314,6 @@ def _parse_value(section: str, key: str, text: str) -> Any:
     """Parse the value of an environment variable; lists are separated by commas.
 
     Empty entries are dropped, except in the list of RPC URLs, where they mean a node without RPC.
-
-    Raises:
-        ValueError: the text does not have the setting's type.
     """
     kind = _setting_type(section, key)
     if kind is tuple:

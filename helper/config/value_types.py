@@ -187,7 +187,6 @@ def _validate_onion_address(value: str) -> str:
 
 
 def _validate_socks_address(value: str) -> str:
-    """Validate the address of a SOCKS port."""
     if value.startswith("unix:"):
         _validate_socket_path(value.removeprefix("unix:"))
         return value
@@ -202,7 +201,6 @@ def _validate_location(value: str) -> str:
 
 
 def _validate_lease_storage(value: str) -> str:
-    """Validate the storage of the sender lease."""
     if value in {"auto", "postgres"}:
         return value
     if not value.startswith("s3:"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -41,30 +41,6 @@ _FILES_SECONDS: Final = 6.0
 _MARGIN_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Results of all checks.
-
-    Attributes:
-        findings: in display order.
-        seconds: duration.
-        has_hung_checks: whether a check still hangs; the process must exit without joining its threads.
-    """
-
-    findings: tuple[CheckResult, ...]
-    seconds: float
-    has_hung_checks: bool
-
-
-async def run_doctor(
-    config_file: Path | None, env: Mapping[str, str], clock: Clock, *, skip_proof: bool = False
-) -> Report:
-    """Run all checks. `config_file` is the one given on the command line."""
-    doctor = _Doctor(publication.read_settings(config_file, env), clock, skip_proof=skip_proof)
-    findings = await doctor.run_all()
-    return Report(tuple(findings), clock.monotonic() - doctor.started_at, doctor.has_hung_checks)
-
-
 async def _call_in_thread(call: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
@@ -73,12 +49,18 @@ def _in_thread(check: Callable[[], list[CheckResult]]) -> AsyncCheck:
     return lambda: _call_in_thread(check)
 
 
-class _Doctor:
-    """One run of all checks. Later checks use results of earlier ones."""
+class Doctor:
+    """One run of all checks. Later checks use results of earlier ones.
 
-    def __init__(self, settings: publication.DoctorSettings, clock: Clock, *, skip_proof: bool) -> None:
-        self.settings = settings
-        self.config: Config = settings.config
+    Attributes:
+        has_hung_checks: whether a check still hangs; the process must exit without joining its threads.
+    """
+
+    def __init__(
+        self, config_file: Path | None, env: Mapping[str, str], clock: Clock, *, skip_proof: bool = False
+    ) -> None:
+        self.settings = publication.read_settings(config_file, env)
+        self.config: Config = self.settings.config
         self.clock = clock
         self.skip_proof = skip_proof
         self.started_at = clock.monotonic()
@@ -89,6 +71,7 @@ class _Doctor:
         self.self_test_seconds: float | None = None
 
     async def run_all(self) -> list[CheckResult]:
+        """Return the results in display order."""
         config = self.config
         tokens = config.helper.api_token, config.operator.token
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)

@@ -14,7 +14,7 @@ from helper.doctor import CheckResult, Level, all_ok
 from helper.doctor import chain as chain_module
 from helper.doctor import run as run_module
 from helper.doctor.proving import check_proof
-from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
+from helper.doctor.run import MAX_TOTAL_SECONDS, Doctor
 from tests.support.command import run_in_process
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
@@ -36,8 +36,8 @@ def has_read_all_blocks(facts: dict[str, Any]) -> bool:
 
 async def run_checks(helper: HelperProcess) -> dict[str, CheckResult]:
     """Return the findings by subject, without a proof."""
-    report = await run_doctor(helper.config, {}, SystemClock(), skip_proof=True)
-    return {finding.subject: finding for finding in report.findings}
+    findings = await Doctor(helper.config, {}, SystemClock(), skip_proof=True).run_all()
+    return {finding.subject: finding for finding in findings}
 
 
 async def test_doctor_healthy_then_faulty_node_is_reported(
@@ -75,9 +75,9 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 1"))
         await chain.set_faults(stale=10_000)  # The node serves its first block, from the start of the tests.
-        report = await run_doctor(strict, {}, SystemClock(), skip_proof=True)
+        findings = await Doctor(strict, {}, SystemClock(), skip_proof=True).run_all()
         await chain.clear_faults()
-        (old,) = [finding for finding in report.findings if finding.subject == first]
+        (old,) = [finding for finding in findings if finding.subject == first]
         assert old.level is not Level.OK
         assert "newest block is" in old.message
 
@@ -94,8 +94,8 @@ async def test_doctor_asks_public_url_as_wallets_do(tmp_path: Path, http: httpx.
         results = {}
         for url in (helper.url, f"{proxied}/", node):
             helper.config.write_text(f'{settings}\n[admin]\npublic_url = "{url}"\n')
-            report = await run_doctor(helper.config, {}, SystemClock(), skip_proof=True)
-            results[url] = [finding for finding in report.findings if finding.subject == "public URL"]
+            findings = await Doctor(helper.config, {}, SystemClock(), skip_proof=True).run_all()
+            results[url] = [finding for finding in findings if finding.subject == "public URL"]
     assert [each[0].level for each in results.values()] == [Level.OK, Level.OK, Level.FAIL]
     assert "/shielded-vote/v1/shares: unexpected response (HTTP 404" in results[node][0].message
     assert "/rounds: unexpected" not in results[node][-1].message

@@ -16,7 +16,7 @@ from devnet import ballot
 from helper.clock import SystemClock
 from helper.config.loader import load
 from helper.doctor import CheckResult, Level
-from helper.doctor.run import run_doctor
+from helper.doctor.run import Doctor
 from helper.errors import StoreUnreachable
 from helper.store.factory import create_store
 from tests.support.certificates import CertificateAuthority
@@ -69,8 +69,8 @@ def create_store_section(directory: Path, url: str) -> dict[str, Any]:
 
 
 async def doctor_result(config: Path) -> CheckResult:
-    report = await run_doctor(config, {}, SystemClock(), skip_proof=True)
-    return next(result for result in report.findings if result.subject == "database")
+    findings = await Doctor(config, {}, SystemClock(), skip_proof=True).run_all()
+    return next(result for result in findings if result.subject == "database")
 
 
 async def assert_refused(directory: Path, url: str, reason: str, advice: str) -> None:

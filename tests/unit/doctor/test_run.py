@@ -22,7 +22,7 @@ from helper.doctor import CheckResult, Level
 from helper.doctor import run as run_module
 from helper.doctor.database import read_database
 from helper.doctor.publication import read_settings
-from helper.doctor.run import run_doctor
+from helper.doctor.run import Doctor
 from helper.doctor.running_helper import (
     DaemonReport,
     evaluate_archive,
@@ -70,12 +70,13 @@ async def run_checks(config: str | None = None) -> Results:
         path = Path("helper.toml")
         path.write_text(config)
         path.chmod(0o600)
-    report = await run_doctor(path, {}, SystemClock(), skip_proof=True)
-    assert not report.has_hung_checks
-    for finding in report.findings:
+    checks = Doctor(path, {}, SystemClock(), skip_proof=True)
+    findings = await checks.run_all()
+    assert not checks.has_hung_checks
+    for finding in findings:
         assert finding.message
         assert bool(finding.advice) is (finding.level is not Level.OK), finding
-    return {finding.subject: finding for finding in report.findings}
+    return {finding.subject: finding for finding in findings}
 
 
 def config_with_node(more: str = "") -> str:
@@ -97,14 +98,16 @@ async def test_examine_reports_each_invalid_setting_and_uses_valid_ones(tmp_path
     config = config_with_node(
         f'[helper]\nprot = 3\nport = "x"\ndb_path = "{tmp_path}/none/queue.db"\napi_token = "weak"'
     )
-    report = await run_doctor(write_config(config), {"SVOTE_HELPER_LOG_LEVEL": "loud"}, SystemClock(), skip_proof=True)
-    settings = [finding for finding in report.findings if finding.subject == "settings"]
+    findings = await Doctor(
+        write_config(config), {"SVOTE_HELPER_LOG_LEVEL": "loud"}, SystemClock(), skip_proof=True
+    ).run_all()
+    settings = [finding for finding in findings if finding.subject == "settings"]
     assert {finding.facts["key"] for finding in settings} == {"helper.prot", "helper.port", "log.level"}
     assert all(finding.level is Level.FAIL for finding in settings)
-    results = {finding.subject: finding for finding in report.findings}
+    results = {finding.subject: finding for finding in findings}
     assert results["database"].message == f"directory {tmp_path}/none does not exist"
     assert results["api_token"].level is Level.WARN
-    assert "weak" not in repr([finding for finding in report.findings if finding.subject != "api_token"])
+    assert "weak" not in repr([finding for finding in findings if finding.subject != "api_token"])
 
 
 def write_config(text: str) -> Path:
@@ -119,9 +122,9 @@ async def test_examine_with_unreadable_settings_queries_no_node() -> None:
     assert "helper.toml:1" in results["settings"].message
     assert results["nodes"].level is Level.WARN
     assert not [subject for subject in results if subject.startswith("node ")]
-    missing = await run_doctor(Path("gone.toml"), {}, SystemClock(), skip_proof=True)
-    assert missing.findings[0].level is Level.FAIL
-    assert "gone.toml: cannot be read" in missing.findings[0].message
+    missing = await Doctor(Path("gone.toml"), {}, SystemClock(), skip_proof=True).run_all()
+    assert missing[0].level is Level.FAIL
+    assert "gone.toml: cannot be read" in missing[0].message
 
 
 async def test_examine_reports_unreachable_node() -> None:
@@ -214,9 +217,9 @@ async def test_examine_with_damaged_database_reports_it(
     await store.open()
     await store.close()
     damage(path)
-    report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-    bad = [finding for finding in report.findings if finding.level is Level.FAIL and finding.subject == "database"]
-    assert bad, report.findings
+    findings = await Doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True).run_all()
+    bad = [finding for finding in findings if finding.level is Level.FAIL and finding.subject == "database"]
+    assert bad, findings
     assert any(message in finding.message for finding in bad), bad
 
 
@@ -276,9 +279,9 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
     monkeypatch.setattr("helper.doctor.database.measure_fsync", lambda *_: released.wait())
     try:
-        report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-        assert report.has_hung_checks
-        results = {finding.subject: finding for finding in report.findings}
+        checks = Doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
+        results = {finding.subject: finding for finding in await checks.run_all()}
+        assert checks.has_hung_checks
         assert "check timed out after" in results["fsync"].message
         assert results["backlog"].level is Level.OK
     finally:
@@ -291,8 +294,8 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
 
     monkeypatch.setattr("helper.doctor.publication.evaluate_tokens", broken)
     monkeypatch.setattr("helper.doctor.database.measure_fsync", broken)
-    report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-    results = {finding.subject: finding for finding in report.findings}
+    findings = await Doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True).run_all()
+    results = {finding.subject: finding for finding in findings}
     for subject in ("tokens", "fsync"):
         assert results[subject].level is Level.FAIL
         assert "ZeroDivisionError" in results[subject].message
@@ -302,13 +305,14 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
 async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.doctor.running_helper.TIMEOUT_SECONDS", 0.3)
     with run_fake_helper(tmp_path / "helper.sock"):
-        report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-    (line,) = [finding for finding in report.findings if finding.subject == "helper"]
+        checks = Doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
+        findings = await checks.run_all()
+    (line,) = [finding for finding in findings if finding.subject == "helper"]
     assert (line.level, line.message) == (
         Level.FAIL,
         "it accepts connections but does not respond: no response within 0.3 s",
     )
-    assert not report.has_hung_checks
+    assert not checks.has_hung_checks
 
 
 async def test_examine_with_unexpected_response_of_helper_fails(tmp_path: Path) -> None:
