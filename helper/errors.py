@@ -54,11 +54,7 @@ class UsageError(ValueError):
 
 
 class HelperError(Exception):
-    """Base class of all errors of the helper.
-
-    Attributes:
-        advice: suggested action for an operator.
-    """
+    """Base class of all errors of the helper. `advice` is a suggested action for an operator."""
 
     advice: str = "Check the previous log line."
 
@@ -135,11 +131,7 @@ class StoreKeyError(StoreError):
 
 
 class LeavesMissing(StoreError):
-    """The stored leaves of a tree end before the new ones: the database has lost commits.
-
-    Attributes:
-        stored: number of stored leaves.
-    """
+    """The stored leaves of a tree end before the new ones: the database has lost commits."""
 
     def __init__(self, stored: int) -> None:
         super().__init__(f"only {stored} leaves are stored, some are missing before the new ones")
@@ -319,12 +311,7 @@ class ProofNotNeeded(ProverError):
 
 
 class ShareRefused(HelperError):
-    """A wallet's share was rejected for good.
-
-    Attributes:
-        status: the HTTP status of the response.
-        field: the name of the invalid payload field, or None.
-    """
+    """A wallet's share was rejected for good. `field` is the name of the invalid payload field, if there is one."""
 
     advice = "No action is needed; the response to the wallet contains the reason."
 

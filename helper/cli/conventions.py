@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
-import orjson
 import typer
 
 from helper.core.json_records import to_json
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors of an output whose reader has closed it, or whose disk is full or failed; see `is_output_error`."""
-_NOT_PRINTABLE_ASCII: Final = re.compile("[^\0-~]")
-"""Characters that an output may be unable to encode, and control characters that JSON encoders do not escape."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -132,15 +128,8 @@ def emit_json(value: Any) -> None:
 
 def encode_json_line(value: Any) -> str:
     """Encode a value as one line of JSON in printable ASCII."""
-    try:
-        text = orjson.dumps(value).decode()
-    except TypeError:  # orjson refuses lone surrogates, which arguments and paths may contain
-        text = json.dumps(value, separators=(",", ":"))
-    return _NOT_PRINTABLE_ASCII.sub(_escape_for_json, text) + "\n"
-
-
-def _escape_for_json(match: re.Match[str]) -> str:
-    return re.sub("....", r"\\u\g<0>", match[0].encode("utf-16-be").hex())
+    # the encoder escapes all other control characters
+    return json.dumps(value, separators=(",", ":")).replace("\x7f", r"\u007f") + "\n"
 
 
 def print_message(text: str) -> None:

@@ -56,33 +56,6 @@ from helper.store.sqlite.opening import DATABASE_HEADER
 
 STDIN: Final = Path("-")
 
-FromSvotedOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--from-svoted",
-        readable=False,
-        help="Import this file of `svoted helper export-queue` instead (- for standard input). It is not encrypted, so "
-        "its mode must be 600.",
-        show_default=False,
-    ),
-]
-DeleteFileOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--delete-file/--keep-file",
-        help="Whether the file of --from-svoted is deleted once all its shares are here or revealed (default: ask on a "
-        "terminal, otherwise keep it).",
-        show_default=False,
-    ),
-]
-ForSvotedOption = Annotated[
-    bool,
-    typer.Option(
-        "--for-svoted",
-        help="Write a file for `svoted helper import-queue`, of one round. It is not encrypted; its mode is 600.",
-    ),
-]
-
 
 def _read_svoted_file(file: Path) -> SvotedExport:
     """Read and convert a file. Ends the command if other users can read it."""
@@ -181,7 +154,13 @@ def export(
     shares: RefsArgument = None,
     output: Annotated[Path, typer.Option(help="File to write; must not exist.")],
     move: Annotated[bool, typer.Option("--move", help="Move the shares: this machine stops processing them.")] = False,
-    for_svoted: ForSvotedOption = False,
+    for_svoted: Annotated[
+        bool,
+        typer.Option(
+            "--for-svoted",
+            help="Write a file for `svoted helper import-queue`, of one round. It is not encrypted; its mode is 600.",
+        ),
+    ] = False,
     selection: Selection,
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
@@ -305,8 +284,24 @@ def _warn_of_partial_files(directory: Path) -> None:
 def import_(
     *,
     file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
-    from_svoted: FromSvotedOption = None,
-    delete_file: DeleteFileOption = None,
+    from_svoted: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="Import this file of `svoted helper export-queue` instead (- for standard input). It is not "
+            "encrypted, so its mode must be 600.",
+            show_default=False,
+        ),
+    ] = None,
+    delete_file: Annotated[
+        bool | None,
+        typer.Option(
+            "--delete-file/--keep-file",
+            help="Whether the file of --from-svoted is deleted once all its shares are here or revealed (default: ask "
+            "on a terminal, otherwise keep it).",
+            show_default=False,
+        ),
+    ] = None,
     passphrase_file: PassphraseOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
