@@ -62,28 +62,19 @@ class AuditOptions:
     round_text: Annotated[
         str,
         typer.Argument(
-            metavar="ROUND",
-            help="Round (hex, or a prefix of at least 6 characters); not needed with --from.",
-            show_default=False,
+            metavar="ROUND", help="Round (hex, or a prefix of at least 6 characters); not needed with --from."
         ),
     ] = ""
     evidence_in: Annotated[
-        Path | None,
-        typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.", show_default=False),
+        Path | None, typer.Option("--from", readable=False, help="Repeat the audit with an evidence file.")
     ] = None
     evidence: Annotated[
-        Path | None,
-        typer.Option(help="File to write with all data that was read, to repeat the audit.", show_default=False),
+        Path | None, typer.Option(help="File to write with all data that was read, to repeat the audit.")
     ] = None
-    report: Annotated[
-        Path | None, typer.Option(help="HTML page to write, for readers without this command.", show_default=False)
-    ] = None
+    report: Annotated[Path | None, typer.Option(help="HTML page to write, for readers without this command.")] = None
     cache: Annotated[
         Path | None,
-        typer.Option(
-            help="File that keeps the blocks that were read; an interrupted audit continues with it.",
-            show_default=False,
-        ),
+        typer.Option(help="File that keeps the blocks that were read; an interrupted audit continues with it."),
     ] = None
     follow: Annotated[
         bool, typer.Option("--follow", help="Read and verify reveals until the round is finalized, then audit it.")
@@ -94,16 +85,12 @@ class AuditOptions:
             "--archive", help="Read the round from the archive ([archive] place), for nodes that pruned the blocks."
         ),
     ] = False
-    ea_pk: Annotated[
-        str,
-        typer.Option(help="Election key (hex) in a signed voting configuration, to compare.", show_default=False),
-    ] = ""
+    ea_pk: Annotated[str, typer.Option(help="Election key (hex) in a signed voting configuration, to compare.")] = ""
     mine: Annotated[
         Path | None,
         typer.Option(
             readable=False,
             help="File with the nullifiers of your shares (hex, one a line, or JSON of your wallet): was each counted?",
-            show_default=False,
         ),
     ] = None
     report_mine: Annotated[

@@ -62,8 +62,7 @@ POLL_SECONDS: Final = 1.0
 def rescan(
     *,
     first: Annotated[
-        int | None,
-        typer.Option("--from", metavar="HEIGHT", min=1, help="First block to read again.", show_default=False),
+        int | None, typer.Option("--from", metavar="HEIGHT", min=1, help="First block to read again.")
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the blocks are read.")] = False,
     options: QueueOptions,

@@ -45,7 +45,6 @@ PassphraseOption = Annotated[
     typer.Option(
         readable=False,
         help=f"File with the passphrase on its first line (default: ${ENV_BACKUP_PASSPHRASE}, then a prompt).",
-        show_default=False,
     ),
 ]
 

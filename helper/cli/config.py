@@ -75,14 +75,10 @@ def init(
     output: Annotated[Path, typer.Option("--output", help="File to write.")] = Path("helper.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     endpoint: Annotated[
-        list[str] | None,
-        typer.Option(help="REST URL of a node; may be repeated, in order of preference.", show_default=False),
+        list[str] | None, typer.Option(help="REST URL of a node; may be repeated, in order of preference.")
     ] = None,
-    rpc: Annotated[
-        list[str] | None,
-        typer.Option(help="RPC URL of the node at the same position.", show_default=False),
-    ] = None,
-    db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database.", show_default=False)] = None,
+    rpc: Annotated[list[str] | None, typer.Option(help="RPC URL of the node at the same position.")] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Create a settings file with all keys, their explanations and defaults, and a new operator token."""
@@ -210,7 +206,7 @@ def to_toml(value: Any) -> str:
 
 
 def validate(
-    file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.")] = None,
     config: ConfigOption = None,
     online: Annotated[bool, typer.Option("--online", help="Also check the configured nodes.")] = False,
     json: JsonOption = False,

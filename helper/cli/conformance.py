@@ -24,42 +24,31 @@ from helper.errors import UsageError
 
 
 def conformance(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="Base URL of the helper, as wallets use it.", show_default=False)
-    ],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL of the helper, as wallets use it.")],
     devnet: Annotated[
         str | None,
         typer.Option(
             metavar="REST",
             help="REST URL of a `svote-helper devnet` that the helper uses; rounds and votes are created on it.",
-            show_default=False,
         ),
     ] = None,
     shares: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            readable=False,
-            help="Real shares of an active round, as JSON lines. They are posted.",
-            show_default=False,
+            metavar="FILE", readable=False, help="Real shares of an active round, as JSON lines. They are posted."
         ),
     ] = None,
     restart: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Shell command that restarts the helper.", show_default=False),
+        str | None, typer.Option(metavar="COMMAND", help="Shell command that restarts the helper.")
     ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write; must not exist.", show_default=False)
-    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="JUnit XML file to write; must not exist.")] = None,
     token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
     within: Annotated[
         float, typer.Option(min=1, help="Seconds after its submit_at within which a share must be counted.")
     ] = 60.0,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID", help="Check (POST-012) or topic (POST) to run; may be repeated.", show_default=False
-        ),
+        typer.Option(metavar="ID", help="Check (POST-012) or topic (POST) to run; may be repeated."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

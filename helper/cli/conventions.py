@@ -43,13 +43,11 @@ ConfigOption = Annotated[
         "--config",
         readable=False,  # `read_settings` checks the file and maps errors to exit codes
         help="Settings file (default: $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 DbOption = Annotated[
-    Path | None,
-    typer.Option("--db", readable=False, help="Database file (default: [helper] db_path).", show_default=False),
+    Path | None, typer.Option("--db", readable=False, help="Database file (default: [helper] db_path).")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]

@@ -73,8 +73,7 @@ _SHARED_ADVICE: Final = (
 )
 
 KeyFileOption = Annotated[
-    Path | None,
-    typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).", show_default=False),
+    Path | None, typer.Option("--key-file", readable=False, help="Key file (default: [store] key_file).")
 ]
 IdentityOption = Annotated[
     Path | None,
@@ -229,8 +228,7 @@ def restore(
 def check(
     *,
     backup_file: Annotated[
-        Path | None,
-        typer.Option("--backup", readable=False, help="Check this backup instead of the database.", show_default=False),
+        Path | None, typer.Option("--backup", readable=False, help="Check this backup instead of the database.")
     ] = None,
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
@@ -253,9 +251,7 @@ def check(
 
 def migrate(
     *,
-    backup: Annotated[
-        Path | None, typer.Option("--backup", help="File for the backup that is made first.", show_default=False)
-    ] = None,
+    backup: Annotated[Path | None, typer.Option("--backup", help="File for the backup that is made first.")] = None,
     recipient: Annotated[
         list[str] | None,
         typer.Option(help="Encrypt the backup to this age recipient (age1…) instead of a passphrase; may be repeated."),
@@ -446,17 +442,11 @@ def copy(
             metavar="PLACE",
             help="Destination: postgresql://…, a file, or `postgresql` or `sqlite` for [store] url or [helper] "
             "db_path.",
-            show_default=False,
         ),
     ] = "",
     origin: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="PLACE",
-            help="Source of the queue (default: the one in the settings).",
-            show_default=False,
-        ),
+        typer.Option("--from", metavar="PLACE", help="Source of the queue (default: the one in the settings)."),
     ] = None,
     key_file: KeyFileOption = None,
     undo: Annotated[

@@ -169,9 +169,7 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SHARE",
-        help="Share references as shown by `queue list`, or prefixes of at least 6 characters.",
-        show_default=False,
+        metavar="SHARE", help="Share references as shown by `queue list`, or prefixes of at least 6 characters."
     ),
 ]
 
@@ -186,9 +184,7 @@ class Selection:
 
     round_id: Annotated[
         str,
-        typer.Option(
-            "--round", help="Only this round (hex, or a prefix of at least 6 characters).", show_default=False
-        ),
+        typer.Option("--round", help="Only this round (hex, or a prefix of at least 6 characters)."),
     ] = ""
     state: Annotated[
         str,
@@ -196,7 +192,6 @@ class Selection:
             "--state",
             help="Only this state: received, witnessed, broadcast or failed.",
             autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
-            show_default=False,
         ),
     ] = ""
     due_before: Annotated[
@@ -205,12 +200,9 @@ class Selection:
             "--due-before",
             help="Only shares due before this time: Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such "
             "as +10min.",
-            show_default=False,
         ),
     ] = ""
-    stage: Annotated[
-        str, typer.Option("--stage", help="Only shares whose last event was in this stage.", show_default=False)
-    ] = ""
+    stage: Annotated[str, typer.Option("--stage", help="Only shares whose last event was in this stage.")] = ""
 
     def to_query(self, api: OperatorApi) -> dict[str, str]:
         """Return the options as query parameters of the operator API, which checks state and stage.

@@ -86,14 +86,10 @@ class VerifiedBundle:
 def export(
     *,
     nullifier: Annotated[str, typer.Argument(help="Public nullifier of a confirmed reveal (64 hex characters).")],
-    output: Annotated[
-        Path | None, typer.Option(help="File to write (default: reveal-NULLIFIER.zip).", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write (default: reveal-NULLIFIER.zip).")] = None,
     round_id: Annotated[
         str,
-        typer.Option(
-            "--round", help="Round, if known (hex, or a prefix of at least 6 characters).", show_default=False
-        ),
+        typer.Option("--round", help="Round, if known (hex, or a prefix of at least 6 characters)."),
     ] = "",
     from_height: Annotated[int, typer.Option(min=0, help="First height of a block search; 0 disables it.")] = 0,
     to_height: Annotated[int, typer.Option(min=0, help="Last height of a block search.")] = 0,

@@ -88,9 +88,7 @@ def retry(
 
 def purge(
     *,
-    round_id: Annotated[
-        str, typer.Option("--round", help="Round (hex, or a prefix of at least 6 characters).", show_default=False)
-    ],
+    round_id: Annotated[str, typer.Option("--round", help="Round (hex, or a prefix of at least 6 characters).")],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     options: QueueOptions,

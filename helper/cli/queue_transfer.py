@@ -290,7 +290,6 @@ def import_(
             readable=False,
             help="Import this file of `svoted helper export-queue` instead (- for standard input). It is not "
             "encrypted, so its mode must be 600.",
-            show_default=False,
         ),
     ] = None,
     delete_file: Annotated[
@@ -299,7 +298,6 @@ def import_(
             "--delete-file/--keep-file",
             help="Whether the file of --from-svoted is deleted once all its shares are here or revealed (default: ask "
             "on a terminal, otherwise keep it).",
-            show_default=False,
         ),
     ] = None,
     passphrase_file: PassphraseOption = None,

@@ -34,9 +34,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Listen address (default: [helper] host).")] = None,
     port: Annotated[int | None, typer.Option(help="Port (default: [helper] port); 0 selects a free port.")] = None,
     db: Annotated[Path | None, typer.Option("--db", help="Database file (default: [helper] db_path).")] = None,
-    role: Annotated[
-        str | None, typer.Option(help="Role: all, api, prover or sender (default: [helper] role).", show_default=False)
-    ] = None,
+    role: Annotated[str | None, typer.Option(help="Role: all, api, prover or sender (default: [helper] role).")] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the base URL to this file, as JSON, once the service listens.")
     ] = None,

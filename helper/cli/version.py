@@ -64,7 +64,6 @@ def version(
             readable=False,
             help="release.json of the release, next to its SHA256SUMS and SHA256SUMS.sig "
             "(default: [prover] release_manifest).",
-            show_default=False,
         ),
     ] = None,
     allowed_signers: Annotated[
@@ -73,7 +72,6 @@ def version(
             "--allowed-signers",
             readable=False,
             help="File with the keys that may sign a release (default: [prover] allowed_signers).",
-            show_default=False,
         ),
     ] = None,
     config: ConfigOption = None,
