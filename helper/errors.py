@@ -1,47 +1,26 @@
 """Error classes of the helper.
 
     HelperError
-    ├── ConfigError             a setting is invalid or missing
-    ├── ReleaseError            a release or the installed files could not be verified
-    ├── StoreError              a database operation failed
-    │   ├── StoreFull           no space left on the disk; nothing was written
-    │   ├── StoreCorrupt        the database is damaged
-    │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
-    │   ├── StoreLocked         another helper has the database open
-    │   ├── StoreDisplaced      the file or its write-ahead log is not at its path
-    │   ├── StoreMoved          the queue was moved to another database, or is not completely in this one yet
-    │   ├── StoreKeyError       a key of an encrypted database is missing
-    │   ├── StoreCopyDiffers    a copy differs from its source
-    │   ├── LeavesMissing       the stored leaves of a tree end before the new ones
-    │   ├── StoreUnreachable    the shared database does not respond
-    │   ├── StoreRefused        the shared database refuses writes, or its session is not as required
-    │   └── StoreUnconfirmed    the shared database did not confirm a commit on its standby
-    ├── LeaseError              the state of the sender lease is unknown
-    │   └── LeaseHeld           another host holds the lease
-    ├── BackupError             a backup could not be created, read or restored
-    │   └── BackupKeyError      the passphrase or identity does not decrypt it
-    ├── ExportFileError         an export could not be created or read
-    ├── ProofBundleError        a proof bundle is invalid or could not be created
-    ├── AuditError              a round could not be audited
-    ├── ActionRefused           an operator action was refused
-    │   └── NotFound            there is no such share or round
-    ├── BucketError             an object store operation failed
-    │   ├── BucketRefused       access denied, or no such bucket
-    │   └── BucketThrottled     the object store limits the rate of requests
-    ├── DaemonUnreachableError  the running helper does not respond
-    ├── ChainError              a request to a node failed
-    │   ├── ChainUnavailable    no node is available
-    │   ├── ChainResponseError  a node's response is invalid or contradictory
-    │   │   └── InvalidResponse it is an HTTP error or cannot be parsed
-    │   └── WrongChain          the node is on a different chain
-    ├── ProverError             a proof could not be created
-    │   ├── ProverTimeout       it took too long; the worker was killed
-    │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
-    │   ├── ProofFailed         the circuit rejected the witness
-    │   └── ProofNotNeeded      the proof is no longer needed, and was not begun
-    ├── ShareRefused            a wallet's share was rejected for good
-    ├── TemporaryRefusal        a request was refused that may pass later (in `helper.core.refusals`)
-    └── ClientLeft              the client disconnected, so its share was not validated
+    ├── ConfigError, ReleaseError, ExportFileError, ProofBundleError, AuditError, DaemonUnreachableError
+    ├── StoreError
+    │   └── StoreFull, StoreCorrupt, StoreForeign, StoreLocked, StoreDisplaced, StoreMoved, StoreKeyError,
+    │       StoreCopyDiffers, LeavesMissing, StoreUnreachable, StoreRefused, StoreUnconfirmed
+    ├── LeaseError
+    │   └── LeaseHeld
+    ├── BackupError
+    │   └── BackupKeyError
+    ├── ActionRefused
+    │   └── NotFound
+    ├── BucketError
+    │   └── BucketRefused, BucketThrottled
+    ├── ChainError
+    │   ├── ChainUnavailable, WrongChain
+    │   └── ChainResponseError
+    │       └── InvalidResponse
+    ├── ProverError
+    │   └── ProverTimeout, ProverCrashed, ProofFailed, ProofNotNeeded
+    ├── ShareRefused, ClientLeft
+    └── TemporaryRefusal (in `helper.core.refusals`)
 
 Each class defines what an operator can do (`advice`). A `UsageError` is none of them.
 """
@@ -83,7 +62,7 @@ class StoreError(HelperError):
 
 
 class StoreFull(StoreError):
-    """No space is left on the disk of the database."""
+    """No space is left on the disk of the database; nothing was written."""
 
     advice = "Free space on the disk of the database; the helper then continues automatically."
 
@@ -297,7 +276,7 @@ class ProverTimeout(ProverError):
 
 
 class ProverCrashed(ProverError):
-    """A prover worker exited unexpectedly."""
+    """A prover worker exited unexpectedly (out of memory, a signal)."""
 
     advice = "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs."
 
