@@ -14,7 +14,7 @@
     ├── BucketError
     │   └── BucketRefused, BucketThrottled
     ├── ChainError
-    │   ├── ChainUnavailable, WrongChain
+    │   ├── ChainUnavailable
     │   └── ChainResponseError
     │       └── InvalidResponse
     ├── ProverError
@@ -255,12 +255,6 @@ class InvalidResponse(ChainResponseError):
     Examples of the latter are HTML, truncated JSON, and a field of the wrong type or length. The node's
     responses to other requests may still be valid.
     """
-
-
-class WrongChain(ChainError):
-    """A node is on a different chain than the configured one."""
-
-    advice = "Remove the node from [chain] endpoints, or correct [chain] chain_id."
 
 
 class ProverError(HelperError):

@@ -33,7 +33,7 @@ from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, 
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.core.share import ShareState
-from helper.errors import WrongChain
+from helper.errors import ConfigError
 from helper.store import blocks
 from helper.store.ledger import Ledger, is_read
 from helper.store.models import StoredRound
@@ -222,11 +222,11 @@ class RoundRegistry:
         """Load the rounds, their closed marks and the chain's id from the store.
 
         Raises:
-            WrongChain: the store belongs to another chain than the configured one.
+            ConfigError: the store belongs to another chain than the configured one.
         """
         chain_id = await self._store.get_meta(CHAIN_ID_KEY)
         if None not in {chain_id, self._node_pool.chain_id} and self._node_pool.chain_id != chain_id:
-            raise WrongChain(
+            raise ConfigError(
                 f"the database belongs to chain {chain_id}, not {self._node_pool.chain_id}",
                 advice="Use a separate database for this chain ([helper] db_path), or correct [chain] chain_id.",
             )

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from helper.chain import round_registry
 from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
-from helper.errors import ChainUnavailable, WrongChain
+from helper.errors import ChainUnavailable, ConfigError
 from helper.store import rounds
 from helper.store.blocks import apply_blocks
 from helper.store.ledger import Ledger
@@ -529,7 +529,7 @@ async def test_registry_stores_chain_id() -> None:
     assert other_chain.unusable_reasons()["a:1317"] == "is on chain other-9, expected svote-1"
 
     configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
-    with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
+    with pytest.raises(ConfigError, match="the database belongs to chain svote-1, not other-9"):
         await RoundRegistry(env.store, configured).restore()
 
 
