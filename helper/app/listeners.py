@@ -248,7 +248,7 @@ def published_addresses(config: Config) -> tuple[str, str]:
     production = config.admin.mode == "production"
     return (
         config.ui.chain_rest or first_publishable(config.chain_endpoints, production=production),
-        config.ui.chain_rpc or first_publishable(config.chain_rpc, production=production),
+        config.ui.chain_rpc or first_publishable([rpc for _, rpc in config.chain_nodes], production=production),
     )
 
 

@@ -26,7 +26,7 @@ from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.log_limits import LoggedProblem, RecentKeys
-from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, HelperError, InvalidResponse
 
 CHAIN_ID_ADVICE: Final = "Set [chain] chain_id to the id of the right chain, and restart."
 
@@ -44,22 +44,18 @@ _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again af
 
 
 def create_nodes(
-    urls: Sequence[str],
-    rpc_urls: Sequence[str] = (),
+    addresses: Sequence[tuple[str, str]],
     *,
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Node]:
-    """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none).
+    """Create nodes from the REST and RPC URL ("" for none) of each.
 
     With several nodes, reads are also limited by each node's recent times, because another node can respond instead.
     """
-    if len(rpc_urls) > len(urls):
-        raise ConfigError("[chain] rpc lists more nodes than [chain] endpoints")
-    nodes, is_adaptive = [], len(urls) > 1
-    for number, url in enumerate(urls):
+    nodes, is_adaptive = [], len(addresses) > 1
+    for url, rpc_url in addresses:
         client = ChainClient(url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
-        rpc_url = rpc_urls[number] if number < len(rpc_urls) else ""
         rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive) if rpc_url else None
         nodes.append(Node(client, rpc))
     return nodes
@@ -74,7 +70,7 @@ def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None 
     chain = config.chain
     if nodes is None:
         config.require_nodes()
-        nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=chain.timeout_seconds)
+        nodes = create_nodes(config.chain_nodes, timeout=chain.timeout_seconds)
     return NodePool(
         nodes,
         clock=clock,

@@ -99,7 +99,7 @@ async def audit_finished_round(chain: Mapping[str, Any], round_id: bytes) -> dic
     log_config.configure("error")
     nodes = [(node["rest"], node["rpc"]) for node in chain["nodes"]]
     clock = SystemClock()
-    pool = NodePool(create_nodes([rest for rest, _ in nodes], [rpc for _, rpc in nodes]), clock=clock)
+    pool = NodePool(create_nodes(nodes), clock=clock)
     readers = ReadOnlyNodePool(pool)
     try:
         deadline = clock.monotonic() + NODE_SECONDS

@@ -518,11 +518,6 @@ class Config(Section):
         return tuple(rest for rest, _ in self.chain_nodes)
 
     @property
-    def chain_rpc(self) -> tuple[str, ...]:
-        """The nodes' RPC URLs in the same order, "" if none."""
-        return tuple(rpc for _, rpc in self.chain_nodes)
-
-    @property
     def trusted_networks(self) -> tuple[Network, ...]:
         """Networks of the operator's reverse proxies."""
         return tuple(map(ip_network, self.helper.trusted_proxies))

@@ -54,11 +54,11 @@ async def check_nodes(
 
     If no chain id is configured, it must be `chain_id`, or if that is None, the one that the nodes report.
     """
-    if not config.chain_endpoints:
+    if not config.chain_nodes:
         advice = "Set [chain] endpoints to the REST URLs of at least two nodes of the vote chain."
         missing = fail("chain", "no node is configured: the helper does not start", advice, endpoints=0)
         return [missing, evaluate_clock(None)], []
-    nodes = create_nodes(config.chain_endpoints, config.chain_rpc, timeout=TIMEOUT_SECONDS)
+    nodes = create_nodes(config.chain_nodes, timeout=TIMEOUT_SECONDS)
     pool = create_node_pool(config, clock, nodes)
     if pool.chain_id is None and chain_id:
         pool.chain_id = pool.reported_chain_id = chain_id

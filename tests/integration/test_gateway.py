@@ -82,7 +82,7 @@ async def run_gateway(
 ) -> AsyncIterator[tuple[str, Gateway]]:
     """Run only a gateway, in front of nodes that are treated as in sync. At the end no request may hold a slot."""
     clock = SystemClock()
-    endpoints = NodePool(create_nodes(nodes), clock=clock, chain_id="test")
+    endpoints = NodePool(create_nodes([(node, "") for node in nodes]), clock=clock, chain_id="test")
     for endpoint in endpoints.nodes:
         endpoint.health.record_probe(
             BlockHead("test", 7, clock.now()),

@@ -85,7 +85,7 @@ def run_service(
             Config.model_validate({"chain": {"poll_seconds": poll_seconds, "chain_id": CHAIN_ID}}),
             clock=clock,
             store=SimStore(disk, clock),
-            nodes=create_nodes(["http://node:1317"], ["http://node:26657"], transport=network),
+            nodes=create_nodes([("http://node:1317", "http://node:26657")], transport=network),
             spawn_worker=SimProvers(random.Random(3), 0.5).spawn,
         )
         async with service.open_queue():

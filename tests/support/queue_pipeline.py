@@ -111,7 +111,7 @@ class Pipeline:
         self.rounds = FakeRounds(clock=lambda: clock.monotonic() + clock_offset)  # the chain's clock does not jump
         self.prover = FakeProver(clock, slots)
         self.nodes = FakeNodeTransport({FIRST_NODE: ACCEPTED_REPLY, SECOND_NODE: ACCEPTED_REPLY})
-        nodes = create_nodes(["http://first", "http://second"], transport=self.nodes)
+        nodes = create_nodes([("http://first", ""), ("http://second", "")], transport=self.nodes)
         self.endpoints = NodePool(nodes, clock=clock, chain_id=CHAIN_ID, **limits)
         self.circuits = CircuitChoice(
             circuit, clock=clock, store_counted=lambda key, value: self.store.run(set_meta, key, value)

@@ -49,7 +49,7 @@ class ServiceHarness:
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
         config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
-        nodes = create_nodes([f"http://{name}:1317" for name in ("node", *others)], transport=self.network)
+        nodes = create_nodes([(f"http://{name}:1317", "") for name in ("node", *others)], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, spawn_worker=no_worker)
 
     async def poll(self, seconds: float = 1.0) -> None:

@@ -222,9 +222,8 @@ class FakeNetwork(httpx.AsyncBaseTransport):
         self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any
     ) -> NodePool:
         """Create a pool of all nodes, in order; `rpc` adds an RPC on the same host."""
-        urls = [f"http://{host}:1317" for host in self.nodes]
-        rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
-        return NodePool(create_nodes(urls, rpcs, timeout=timeout, transport=self), clock=clock, **settings)
+        urls = [(f"http://{host}:1317", f"http://{host}:26657" if rpc else "") for host in self.nodes]
+        return NodePool(create_nodes(urls, timeout=timeout, transport=self), clock=clock, **settings)
 
 
 def create_network(*names: str, now: float = START, **settings: Any) -> tuple[FakeClock, FakeNetwork, NodePool]:

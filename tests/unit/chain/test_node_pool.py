@@ -18,9 +18,9 @@ from helper.chain import node_http
 from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
-from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes, gather_limited
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
-from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, HelperError
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS, wait_for_length
 from tests.unit.chain.fakes import FakeNetwork, FakeNode, create_network, json_response, probe_network, read_recorded
@@ -547,11 +547,6 @@ async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:
         clock.advance(1)
         await endpoints.probe_all()
     assert (endpoints.has_usable_node, len(endpoints.usable_rpc_nodes)) == (False, 0)
-
-
-def test_create_nodes_more_rpcs_than_nodes_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        create_nodes(["http://a"], ["http://a", "http://b"])
 
 
 async def test_recorded_head_is_fresh_at_its_time() -> None:

@@ -127,8 +127,7 @@ def test_load_original_helper_file_keeps_its_meaning(tmp_path: Path) -> None:
     )
     config = load(file).config
     assert config.helper.disable
-    assert config.chain_endpoints == ("http://127.0.0.1:1317",)
-    assert config.chain_rpc == ("",)
+    assert config.chain_nodes == (("http://127.0.0.1:1317", ""),)
     assert config.proof_slots == 3
     assert config.socket_path == Path("/var/lib/helper.sock")
     assert config.admin.config_url == "https://example.org/voting-config.json"
@@ -165,7 +164,6 @@ def test_rpc_addresses_match_endpoints_by_position(
     bare = [(rest.removeprefix("http://"), node.removeprefix("http://")) for rest, node in config.chain_nodes]
     assert bare == nodes
     assert config.chain_endpoints == tuple(rest for rest, _ in config.chain_nodes)
-    assert config.chain_rpc == tuple(node for _, node in config.chain_nodes)
 
 
 def test_rpc_address_without_endpoint_is_reported_with_other_problems(tmp_path: Path) -> None:
@@ -220,7 +218,7 @@ def test_environment_accepts_every_type(name: str, text: str, value: Any) -> Non
 
 def test_environment_can_omit_rpc_of_a_node() -> None:
     env = {"SVOTE_HELPER_CHAIN_ENDPOINTS": "http://a:1,http://b:1", "SVOTE_HELPER_CHAIN_RPC": ", http://b:2,"}
-    assert load(None, env).config.chain_rpc == ("", "http://b:2")
+    assert load(None, env).config.chain_nodes == (("http://a:1", ""), ("http://b:1", "http://b:2"))
 
 
 def test_every_setting_has_its_own_variable() -> None:

@@ -65,11 +65,9 @@ class _ChainClock(SystemClock):
 
 
 async def audit(chain: ChainFixture, round_id: bytes, *, rpc: bool = True) -> Audit:
-    urls = [f"http://node{at}.test" for at in range(len(chain.nodes))]
+    urls = [(f"http://node{at}.test", "http://rpc.test" if rpc and not at else "") for at in range(len(chain.nodes))]
     transport = _Hosts(chain)
-    pool = NodePool(
-        create_nodes(urls, ["http://rpc.test"] if rpc else [], transport=transport), clock=_ChainClock(chain)
-    )
+    pool = NodePool(create_nodes(urls, transport=transport), clock=_ChainClock(chain))
     readers = ReadOnlyNodePool(pool, transport=transport)
     try:
         await pool.probe_all()

@@ -403,7 +403,7 @@ async def test_circuit_refused_for_confirmed_share_is_switched_although_last_nod
 
 
 async def test_nodes_dropping_reveals_do_not_keep_them_from_third_node(pipeline: Pipeline) -> None:
-    pipeline.endpoints.nodes += create_nodes(["http://third"], transport=pipeline.nodes)
+    pipeline.endpoints.nodes += create_nodes([("http://third", "")], transport=pipeline.nodes)
     pipeline.nodes.replies["third:80"] = ACCEPTED_REPLY
     pipeline.show_block()
     await pipeline.sender.send(await pipeline.prepare_message())
