@@ -176,15 +176,12 @@ async def _open_source(options: AuditOptions) -> AsyncIterator[_Opened]:
     if options.evidence_in is not None:
         if not options.evidence_in.exists():
             raise FileNotFoundError(2, "no such file", str(options.evidence_in))
-        stored = EvidenceSource(options.evidence_in)
-        try:
+        with closing(EvidenceSource(options.evidence_in)) as stored:
             if not stored.round_id.hex().startswith(text):
                 raise NotFound(
                     f"the evidence is of round {stored.round_id.hex()}", advice="Leave ROUND out, or use another file."
                 )
             yield _Opened(stored, stored.round_id)
-        finally:
-            stored.close()
         return
     if options.archive:
         async with _open_archived_round(options.config, text) as opened:

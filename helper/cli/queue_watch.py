@@ -272,8 +272,6 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
 def stream_states(api: OperatorApi) -> Iterator[dict[str, Any]]:
     """Yield what `--json` prints, endlessly: each state of the service, and why the stream is interrupted.
 
-    Reconnects whenever that happens.
-
     Raises:
         PermissionError: no permission to access the socket.
     """

@@ -113,11 +113,6 @@ def collect_versions(release: InstalledRelease | None) -> Versions:
 
 
 def _verify(manifest: Path | None, allowed_signers: Path | None, config: Path | None) -> InstalledRelease:
-    """Compare the installed files with a release.
-
-    Raises:
-        ReleaseError: the list of files could not be verified.
-    """
     if manifest is None or allowed_signers is None:
         # Imported here, because the settings take as long to load as all the rest of this command.
         from helper.cli.command_inputs import read_settings  # noqa: PLC0415

@@ -500,11 +500,7 @@ class Config(Section):
         return tuple(nodes.items())
 
     def require_nodes(self) -> None:
-        """Refuse settings without a node. A default address would trust any process that listens there.
-
-        Raises:
-            ConfigError: no node is configured.
-        """
+        """Raise ConfigError without a node. A default address would trust any process that listens there."""
         if not self.chain_nodes:
             raise ConfigError(
                 "no node is configured: [chain] endpoints is empty",
