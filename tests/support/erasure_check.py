@@ -13,6 +13,8 @@ _PUBLIC_QUERIES = (
     "SELECT mac_key FROM round_keys",
     "SELECT value FROM meta",
 )
+_PAGE_COUNT = slice(28, 32)
+"""Where the header of a database file has its number of pages (sqlite.org/fileformat2.html)."""
 _PAGE_BYTES = 4096
 _PAGE_NUMBER_BYTES = 4
 
@@ -28,14 +30,21 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
 
     A blob that spans pages is not contiguous in the file, and fragments may remain on free pages. A match is
     therefore public if 16 bytes around it, starting at it or 13 bytes before, belong to a blob. The first bytes of a
-    page of SQLite are no content: in a blob that spans pages, the number of the next page. Followed by one byte of the
-    blob, it is equal to a position in one of 256 files.
+    page are no content: in a blob that spans pages, they are the number of the next page. Followed by one byte of the
+    blob, it is equal to a position in one of 256 databases.
+
+    Args:
+        files: the bytes of a SQLite database file, then those of the files beside it.
+        pattern: the bytes to find.
+        public: the blobs.
     """
     known = b"\0".join(public)
+    database_end = int.from_bytes(files[_PAGE_COUNT]) * _PAGE_BYTES
     positions, at = [], files.find(pattern)
     while at >= 0:
         before, after = files[at - 13 : at + 3], files[at : at + 16]
-        if before not in known and after not in known and at % _PAGE_BYTES >= _PAGE_NUMBER_BYTES:
+        is_header = at < database_end and at % _PAGE_BYTES < _PAGE_NUMBER_BYTES
+        if before not in known and after not in known and not is_header:
             positions.append(at)
         at = files.find(pattern, at + 1)
     return positions

@@ -21,6 +21,9 @@ PAGE = 4096
     ],
 )
 def test_position_is_found_unless_it_is_a_page_number(page: bytes, found: list[int]) -> None:
-    files = b"\0" * PAGE + page.ljust(PAGE, b"\0")
+    header = (b"\0" * 28 + b"\0\0\0\2").ljust(PAGE, b"\0")
+    files = header + page.ljust(PAGE, b"\0")
     assert find_outside_public(files, POSITION, [BLOB]) == [PAGE + at for at in found]
+    log = b"\0\0" + POSITION  # at the place of a page's number, but behind the database
+    assert find_outside_public(files + log, POSITION, [BLOB]) == [*(PAGE + at for at in found), 2 * PAGE + 2]
     assert find_outside_public(files, BLOB[:4], [BLOB]) == []
