@@ -23,6 +23,7 @@ from helper.core.share_fields import (
     list_fields,
     nest_fields,
 )
+from helper.errors import ShareRefused
 
 SHARE_COUNT: Final = 16
 """Number of shares of a vote; `share_index` is less than this."""
@@ -88,18 +89,6 @@ class ShareKey(NamedTuple):
         return _KEY.pack(self.round_id, self.share_index, self.proposal_id, self.tree_position)
 
 
-class InvalidChoice(NamedTuple):
-    """Why a share does not fit its proposal.
-
-    Attributes:
-        field: the field's name on the wire.
-        message: the reason, without the field's value.
-    """
-
-    field: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """A share as posted by a wallet.
@@ -152,14 +141,14 @@ class Share:
     kind: str = ""
     extra: bytes = field(default=b"", repr=False)
 
-    def find_choice_error(self, options: Sequence[int]) -> InvalidChoice | None:
+    def find_choice_error(self, options: Sequence[int]) -> ShareRefused | None:
         """Return why the share does not fit a proposal with these options, None if it does.
 
         Generations whose shares hide the decision override this in the shares that they read.
         """
         if self.vote_decision in options:
             return None
-        return InvalidChoice("vote_decision", "is not an option of the proposal")
+        return ShareRefused(400, "is not an option of the proposal", field="vote_decision")
 
     @property
     def key(self) -> ShareKey:

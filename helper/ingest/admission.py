@@ -35,7 +35,7 @@ from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal, attempt_token
-from helper.core.share import InvalidChoice, Share
+from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
 from helper.store import shares
@@ -329,13 +329,13 @@ def _find_choice_refusal(
     share: Share, chain_round: Round, *, are_agreed: bool
 ) -> ShareRefused | TemporaryRefusal | None:
     options = next((proposal.options for proposal in chain_round.proposals if proposal.id == share.proposal_id), None)
-    unknown = InvalidChoice("proposal_id", "is not a proposal of the round")
-    error = unknown if options is None else share.find_choice_error(options)
-    if error is None:
-        return None
-    if not chain_round.proposals or not are_agreed:
+    if options is None:
+        error: ShareRefused | None = ShareRefused(400, "is not a proposal of the round", field="proposal_id")
+    else:
+        error = share.find_choice_error(options)
+    if error is not None and (not chain_round.proposals or not are_agreed):
         return TemporaryRefusal(Situation.PROPOSALS_UNCONFIRMED)
-    return ShareRefused(400, error.message, field=error.field)
+    return error
 
 
 def _find_leaf_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:

@@ -17,8 +17,9 @@ from typing import Any
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.generation import CircuitGeneration, Job, RevealFields
 from helper.circuits.known_circuits import GENERATIONS
-from helper.core.share import InvalidChoice, Share
+from helper.core.share import Share
 from helper.core.share_fields import ArrayField, Base64Field, HexField, IntegerField, ObjectField
+from helper.errors import ShareRefused
 from helper.ingest.payload import PayloadError
 from helper.ingest.validator import CheckedShare, Result
 from helper.reveal.prover_worker import CircuitEngine, main
@@ -51,10 +52,10 @@ def tree_root(leaf: bytes, path: bytes) -> bytes:
 class HiddenShare(Share):
     __slots__ = ()
 
-    def find_choice_error(self, options: Sequence[int]) -> InvalidChoice | None:
+    def find_choice_error(self, options: Sequence[int]) -> ShareRefused | None:
         if self.extra[0] == len(options):
             return None
-        return InvalidChoice("option_count", "is not the number of the proposal's options")
+        return ShareRefused(400, "is not the number of the proposal's options", field="option_count")
 
 
 @dataclass(frozen=True, slots=True)
