@@ -10,7 +10,6 @@ import structlog
 
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
-from helper.core.share import ShareState
 from helper.lease import Lease
 from helper.observability.log_config import RecurringErrorLog
 from helper.observability.stats import Stats
@@ -19,8 +18,6 @@ from helper.store.rounds import fail_unconfirmed, mark_alerted, mark_closed, pur
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
-
-UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 
 
 class RoundClosing:
@@ -122,7 +119,7 @@ class RoundClosing:
             fail_unconfirmed, stored.round_id, note="the round closed before the share was confirmed"
         )
         # Counts are stored separately from shares; a damaged count must not hide a lost share.
-        number = max(failed, sum(left.get(state, 0) for state in UNCONFIRMED_STATES))
+        number = max(failed, sum(left.values()))
         if number:
             self._stats.count("expired", failed)
             log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())
