@@ -335,14 +335,10 @@ class CommitmentTreeSync:
         newest = (branch.newest for branch in self._find(round_id).branches)
         return next((anchor for anchor in newest if anchor is not None), None)
 
-    def size(self, round_id: bytes) -> int:
-        """Number of leaves of a round that a node has confirmed since the start."""
-        anchor = self.anchor(round_id)
-        return anchor.size if anchor else 0
-
     def last_size(self, round_id: bytes) -> int:
-        """Last known number of leaves of a round, from the store if none is confirmed since the start."""
-        return self.size(round_id) or self._find(round_id).stored_leaves
+        """Last known number of leaves of a round, from the store if no node has confirmed any since the start."""
+        anchor = self.anchor(round_id)
+        return (0 if anchor is None else anchor.size) or self._find(round_id).stored_leaves
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         """An agreed leaf, None if there is none at this position."""

@@ -55,7 +55,7 @@ async def test_tree_sync_matches_recorded_tree() -> None:
     assert anchor == Anchor(84, 3, ROOT)
     assert env.trees.anchor_at(ROUND_ID, 84) == anchor
     assert env.trees.anchor_at(ROUND_ID, 85) is None
-    assert env.trees.size(ROUND_ID) == 3
+    assert env.trees.last_size(ROUND_ID) == 3
     vote = env.trees.leaf(ROUND_ID, 2)
     assert vote == b64decode(read_recorded("leaves")["response"]["blocks"][1]["leaves"][1])
     assert [env.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
@@ -112,7 +112,7 @@ async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     trees = await env.recreate_trees()
     assert trees.anchor(ROUND_ID) is None
     assert trees.leaf(ROUND_ID, 0) is None
-    assert (trees.size(ROUND_ID), trees.last_size(ROUND_ID)) == (0, 3000)
+    assert (trees.anchor(ROUND_ID), trees.last_size(ROUND_ID)) == (None, 3000)
     before = len(env.nodes[0].requests)
     await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())
@@ -189,7 +189,7 @@ async def test_tree_sync_with_only_faulty_node_changes_nothing(kind: str) -> Non
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(100)
     assert env.trees.anchor(ROUND_ID) == first
-    assert env.trees.size(ROUND_ID) == 2
+    assert env.trees.last_size(ROUND_ID) == 2
     assert env.trees.leaf(ROUND_ID, 2) is None
     assert await env.store.load_leaves(ROUND_ID) == stored
     env.clock.advance(1)
@@ -385,7 +385,7 @@ async def test_leaves_that_only_one_node_serves_are_limited(
     for height in range(69, 73):
         chain.grow_on(env.nodes, height, *range(100 * height, 100 * height + 15))
         await env.trees.sync(101)
-    assert env.trees.size(ROUND_ID) == 10 + 60, "agreed leaves do not count"
+    assert env.trees.last_size(ROUND_ID) == 10 + 60, "agreed leaves do not count"
 
 
 async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +499,7 @@ async def test_node_that_hides_leaves_keeps_them_from_no_wallet(hosts: tuple[str
     if len(hosts) > 2:
         chain.grow_on(honest, 75, 4)
         await env.sync_with_first(liar)
-        assert env.trees.size(ROUND_ID) == 4, "it is behind what is agreed, so the next node is asked at once"
+        assert env.trees.last_size(ROUND_ID) == 4, "it is behind what is agreed, so the next node is asked at once"
 
 
 async def test_root_that_was_agreed_before_a_restart_is_agreed_although_nodes_differ_since() -> None:
@@ -594,7 +594,7 @@ async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
     env.nodes[0].tree = {}
     with pytest.raises(ChainUnavailable, match="has no leaves at a height where it had them"):
         await env.trees.sync(100)
-    assert env.trees.size(ROUND_ID) == 3
+    assert env.trees.last_size(ROUND_ID) == 3
 
 
 async def test_tree_sync_stores_leaves_later_after_disk_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,7 +604,7 @@ async def test_tree_sync_stores_leaves_later_after_disk_error(monkeypatch: pytes
     env.store.is_full = True
     with pytest.raises(StoreError):
         await env.trees.sync(100)
-    assert env.trees.size(ROUND_ID) == 3, "it was checked, so it may be used"
+    assert env.trees.last_size(ROUND_ID) == 3, "it was checked, so it may be used"
     env.store.is_full = False
     await env.trees.sync(101)
     rows = env.store.conn.execute("SELECT height FROM tree_leaves ORDER BY start_index")
@@ -632,7 +632,7 @@ async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
     env = TreeEnvironment()
     env.nodes[0].tree = {}
     await env.start_synced()
-    assert (env.trees.size(ROUND_ID), env.trees.anchor(ROUND_ID)) == (0, None)
+    assert (env.trees.last_size(ROUND_ID), env.trees.anchor(ROUND_ID)) == (0, None)
     assert env.trees.leaf(b"\x11" * 32, 0) is None
 
 
@@ -657,7 +657,7 @@ async def test_tree_sync_reads_trees_concurrently_within_limit() -> None:
     with anyio.fail_after(20):
         await env.trees.sync(100)
     assert most == CONCURRENT_ROUNDS
-    assert [env.trees.size(each) for each in identifiers] == [3] * len(identifiers)
+    assert [env.trees.last_size(each) for each in identifiers] == [3] * len(identifiers)
 
 
 async def test_tree_sync_ignores_inactive_rounds() -> None:
@@ -806,7 +806,7 @@ async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
         await env.trees.sync(100)
     assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER_ROUND.hex()[:8]]
     assert env.nodes_in_backoff() == []
-    assert env.trees.size(ROUND_ID) == 3
+    assert env.trees.last_size(ROUND_ID) == 3
     before = len(env.nodes[0].requests)
     await env.trees.sync(100)
     new_requests = env.nodes[0].requests[before:]
@@ -833,7 +833,7 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
     env.nodes[0].faults.clear()
     env.clock.advance(30)
     await env.trees.sync(100)
-    assert env.trees.size(ROUND_ID) == 3
+    assert env.trees.last_size(ROUND_ID) == 3
 
 
 async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ async def lie(hosts: tuple[str, ...], lies: list[tuple[str, Any]], *, is_first_s
         env.clock.advance(60)
     if len(hosts) > 1:
         assert [known.vote_end_time for known in env.rounds.open_rounds()] == [1795268195]
-        assert env.trees.size(ROUND_ID) == 3
+        assert env.trees.last_size(ROUND_ID) == 3
         assert env.trees.leaf(ROUND_ID, 2) is not None
 
 

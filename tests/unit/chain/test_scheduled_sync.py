@@ -35,7 +35,7 @@ async def test_follower_syncs_on_each_block_and_once_after() -> None:
     assert not env.follower.is_ready
     assert await env.poll()
     assert env.follower.is_ready
-    assert env.trees.size(ROUND_ID) == 3
+    assert env.trees.last_size(ROUND_ID) == 3
     assert env.count_syncs() == 1
     assert await env.follower.sync_once()
     assert env.count_syncs() == 1, "not before the poll interval has passed"
