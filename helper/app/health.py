@@ -114,7 +114,7 @@ class ServiceHealth:
         """Since when the nodes that respond have agreed on no new block, and what to do; or None."""
         age, height = self._standing_seconds, self._greatest_agreed
         reported = self._gates.node_pool.reported_heights
-        limit = max(STANDSTILL_SECONDS, 2 * self._gates.node_pool.limits.stale_after)
+        limit = max(STANDSTILL_SECONDS, 2 * self._gates.node_pool.stale_after)
         if len(reported) < self._gates.node_pool.needed or age < limit:
             return None
         since = f"{format_time(int(self._gates.clock.now() - age))} UTC ({age // 60:.0f} min)"

@@ -28,32 +28,6 @@ MAX_ROUND_FRACTION = 0.1
 """Maximum delay of reveals that a node asks for, as a fraction of the time that was left until the round's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadLimits:
-    """Limits of the age of a node's newest block, in seconds.
-
-    Attributes:
-        stale_after: maximum age; above it, the node is stale.
-        clock_skew: maximum time ahead of the local clock; above it, the node or the local clock is wrong.
-    """
-
-    stale_after: float = 90.0
-    clock_skew: float = 120.0
-
-    def exceeded_reason(self, age: float) -> str | None:
-        """Why this age of a newest block exceeds the limits, or None.
-
-        The age is in seconds and negative if the block time is ahead.
-        """
-        if age > self.stale_after:
-            return f"newest block is {age:.0f} s old"
-        return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.clock_skew else None
-
-    def span(self, head: BlockHead) -> tuple[float, float]:
-        """The first and last time at which the age of this newest block is within the limits."""
-        return head.time - self.clock_skew, head.time + self.stale_after
-
-
 @dataclass(slots=True)
 class Health:
     """Health of one service (REST or RPC) of a node.

@@ -19,7 +19,7 @@ import structlog
 
 from helper.chain.agreement import AGREEING_NODES, agreed, agreed_height, needed_nodes
 from helper.chain.chain_data import BlockHead, find_same_nodes
-from helper.chain.node import HeadLimits, Health, Node
+from helper.chain.node import Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
@@ -104,6 +104,8 @@ class NodePool:
         chain_id: the chain's id; None until it is configured, restored, or reported by enough nodes. Until then no node
             is excluded for its id, because the false node's may be known first.
         reported_chain_id: the same, or until it is agreed one that a node in sync has reported.
+        stale_after: maximum age of a node's newest block, in seconds; above it, the node is stale.
+        max_clock_skew: maximum seconds of that block ahead of the local clock; above it, node or clock is wrong.
         needed: nodes that must report a fact alike.
         last_head: the newest `head`, also while no node is usable.
         same_nodes: names of nodes that report the id of an earlier one, with the name of that one.
@@ -121,7 +123,7 @@ class NodePool:
     ) -> None:
         self.nodes = list(nodes)
         self.chain_id = self.reported_chain_id = chain_id or None
-        self.limits = HeadLimits(stale_after, clock_skew)
+        self.stale_after, self.max_clock_skew = stale_after, clock_skew
         self.clock = clock
         self._log = structlog.get_logger("helper.chain")
         self._change_callbacks: list[Callable[[], None]] = []
@@ -192,7 +194,7 @@ class NodePool:
         for node in self.nodes:
             head = node.health.head
             if head is not None and node.health.fault(self.chain_id) is None:
-                first, last = self.limits.span(head)
+                first, last = head.time - self.max_clock_skew, head.time + self.stale_after
                 times += first, last
                 if first <= now <= last:
                     heads[node] = head
@@ -278,14 +280,14 @@ class NodePool:
         """Smallest clock skew measured with any node, in seconds.
 
         The skew is the local clock minus the newest block time when that block was first reported. None before any node
-        of this chain has responded. See `is_clock_suspect` for values outside ±`limits.clock_skew`.
+        of this chain has responded. See `is_clock_suspect` for values outside ±`max_clock_skew`.
         """
         return min(self._head_offsets(), key=abs, default=None)
 
     @property
     def is_clock_suspect(self) -> bool:
         """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit."""
-        offsets, limit = self._head_offsets(), self.limits.clock_skew
+        offsets, limit = self._head_offsets(), self.max_clock_skew
         sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
         return agreed(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
 
@@ -299,7 +301,7 @@ class NodePool:
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
         now, newest = self.clock.now(), None if self.last_head is None else self.last_head.time
-        max_difference = max(self.limits.stale_after, self.limits.clock_skew)
+        max_difference = max(self.stale_after, self.max_clock_skew)
         return now if newest is None or abs(now - newest) <= max_difference else newest
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -539,9 +541,14 @@ class NodePool:
 
     def unusable_reason(self, health: Health) -> str | None:
         """Why a service is not usable now, None if it is."""
-        age = 0.0 if health.head is None else self.clock.now() - health.head.time
         backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None
-        return health.fault(self.chain_id) or self.limits.exceeded_reason(age) or backoff
+        return health.fault(self.chain_id) or self._age_fault(health.head) or backoff
+
+    def _age_fault(self, head: BlockHead | None) -> str | None:
+        age = 0.0 if head is None else self.clock.now() - head.time
+        if age > self.stale_after:
+            return f"newest block is {age:.0f} s old"
+        return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.max_clock_skew else None
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]

@@ -126,7 +126,7 @@ def evaluate_nodes(pool: NodePool, reports: dict[Node, NodeReport]) -> tuple[lis
     for name, other in find_same_nodes((node.name, report.info.node_id) for node, report in reports.items()):
         advice = "List two different nodes in [chain] endpoints: one node cannot confirm its own reports."
         findings.append(warn(f"node {name}", f"it reports the same node id as {other}", advice, endpoint=name))
-    findings += [_evaluate_chain(pool), evaluate_clock(pool.clock_skew, limit=pool.limits.clock_skew)]
+    findings += [_evaluate_chain(pool), evaluate_clock(pool.clock_skew, limit=pool.max_clock_skew)]
     return findings, [report for node, report in reports.items() if node in usable]
 
 
