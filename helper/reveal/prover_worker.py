@@ -38,29 +38,7 @@ def _hex(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-class CircuitEngine:
-    """The circuits of this release. Tests substitute a fast engine."""
-
-    def create_keys(self, circuits: list[str]) -> None:
-        """Create the keys, and check their fingerprints. Raises `proofs.CircuitError` if one is wrong."""
-        for name in circuits:
-            get_generation(name).warm()
-
-    def self_test(self, circuit: str) -> float:
-        """Prove a sample share and verify the proof. Returns the seconds that proving took."""
-        return get_generation(circuit).self_test()
-
-    def prove(self, job: Frame) -> Frame:
-        """Prove one share against one anchor; bytes are hex-encoded."""
-        return get_generation(job["circuit"]).prove(job)
-
-    def verify(self, job: Frame) -> Frame:
-        """Check one proof against its public inputs."""
-        generation = get_generation(job["circuit"])
-        return {"ok": generation.verify(bytes.fromhex(job["proof"]), generation.parse_statement(job))}
-
-
-def main(engine: CircuitEngine) -> None:
+def main() -> None:
     """Process request frames from standard input until it ends; write replies to standard output."""
     harden_process()
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -69,7 +47,7 @@ def main(engine: CircuitEngine) -> None:
     os.dup2(2, 1)  # output of a library must not become part of a frame
     reader.start()
     while True:
-        _write_reply(replies, _create_reply(engine, inbox.get()))
+        _write_reply(replies, _create_reply(inbox.get()))
 
 
 def _read_frames(stream: IO[bytes], inbox: queue.SimpleQueue[Frame]) -> None:
@@ -86,9 +64,9 @@ def _write_reply(stream: IO[bytes], frame: Frame) -> None:
         os._exit(0)
 
 
-def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
+def _create_reply(frame: Frame) -> Frame:
     try:
-        return _handle_request(engine, frame)
+        return _handle_request(frame)
     except proofs.CircuitError as error:
         return {"error": "circuit", "message": str(error)}
     except proofs.ProofsError as error:
@@ -97,22 +75,28 @@ def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
         return {"error": "protocol", "message": type(error).__name__}
 
 
-def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
+def _handle_request(frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
-            engine.create_keys(frame["circuits"])
+            _create_keys(frame["circuits"])
             os.nice(frame["nice"])  # not before: due shares wait for the keys, also on a busy machine
-            return {"self_test_seconds": engine.self_test(frame["circuits"][0])}
+            return {"self_test_seconds": get_generation(frame["circuits"][0]).self_test()}
         case "load":
-            engine.create_keys(frame["circuits"])
+            _create_keys(frame["circuits"])
             return {}
         case "prove":
-            return engine.prove(frame)
+            return get_generation(frame["circuit"]).prove(frame)
         case "verify":
-            return engine.verify(frame)
+            generation = get_generation(frame["circuit"])
+            return {"ok": generation.verify(bytes.fromhex(frame["proof"]), generation.parse_statement(frame))}
         case other:
             raise ValueError(f"unknown operation {other!r}")
 
 
+def _create_keys(circuits: list[str]) -> None:
+    for name in circuits:
+        get_generation(name).warm()
+
+
 if __name__ == "__main__":
-    main(CircuitEngine())
+    main()

@@ -22,7 +22,7 @@ from helper.core.share_fields import ArrayField, Base64Field, HexField, IntegerF
 from helper.errors import ShareRefused
 from helper.ingest.payload import PayloadError
 from helper.ingest.validator import CheckedShare, Result
-from helper.reveal.prover_worker import CircuitEngine, main
+from helper.reveal.prover_worker import main
 from proofs import CircuitInfo
 
 NAME = "x37"
@@ -225,4 +225,4 @@ def _statement(enc_share: bytes, nullifier: bytes, proposal_id: int, root: bytes
 
 if __name__ == "__main__":
     GENERATIONS[NAME] = HiddenChoiceGeneration()
-    main(CircuitEngine())
+    main()

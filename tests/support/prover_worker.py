@@ -16,38 +16,39 @@ from pathlib import Path
 
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
+from helper.circuits.generation import Job
+from helper.circuits.known_circuits import GENERATIONS
 from helper.circuits.single_choice import SingleChoiceGeneration
-from helper.reveal.prover_worker import CircuitEngine, Frame, main
+from helper.reveal.prover_worker import main
 
-K10 = SingleChoiceGeneration(proofs.CIRCUITS["k10"], first_version=None, proof_cost=1.0)
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 """Proposal ids that make the worker crash, hang, or refuse the witness."""
 
 
-class StandInEngine(CircuitEngine):
+requested_keys: list[str] = []
+proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
+
+
+class StandInGeneration(SingleChoiceGeneration):
     """Computes the real statement (hashes and tree); only the proof is fake."""
 
-    def __init__(self) -> None:
-        self._proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
-        self._tally_path = os.environ.get("STANDIN_TALLY")
-        self._requested_keys: list[str] = []
-
-    def create_keys(self, circuits: list[str]) -> None:
+    def warm(self) -> str:
         """Create no keys."""
         if os.environ.get("STANDIN_BAD_KEYS"):
             raise proofs.CircuitError("k10: the fingerprint is not the chain's")
-        self._requested_keys += circuits
-        if os.environ.get("STANDIN_KILL_AT_KEYS") and len(self._requested_keys) > 1:
+        requested_keys.append(self.info.name)
+        if os.environ.get("STANDIN_KILL_AT_KEYS") and len(requested_keys) > 1:
             os.kill(os.getppid(), signal.SIGKILL)
+        return self.info.fingerprint
 
-    def self_test(self, circuit: str) -> float:
+    def self_test(self) -> float:
         """Return the duration of a self-test: slightly above that of a proof."""
-        return self._proof_seconds + 0.001
+        return proof_seconds + 0.001
 
-    def prove(self, job: Frame) -> Frame:
+    def prove(self, job: Job) -> Job:
         """Create a fake proof for the statement of the job's witness."""
-        if self._tally_path:
-            with Path(self._tally_path).open("ab", buffering=0) as tally:
+        if tally_path := os.environ.get("STANDIN_TALLY"):
+            with Path(tally_path).open("ab", buffering=0) as tally:
                 tally.write(b".")
         match job["proposal_id"]:
             case proposal if proposal == PROPOSAL_CRASHES:
@@ -56,8 +57,8 @@ class StandInEngine(CircuitEngine):
                 threading.Event().wait()
             case proposal if proposal == PROPOSAL_REFUSED:
                 raise proofs.ProvingError("failure requested")
-        if self._proof_seconds:
-            time.sleep(self._proof_seconds)
+        if proof_seconds:
+            time.sleep(proof_seconds)
         round_id, comms = bytes.fromhex(job["round_id"]), bytes.fromhex(job["share_comms"])
         c1, c2, blind = (bytes.fromhex(job[name]) for name in ("c1", "c2", "primary_blind"))
         commitment = proofs.vote_commitment(
@@ -76,9 +77,9 @@ class StandInEngine(CircuitEngine):
         )
         return {"proof": create_stand_in_proof(statement), "nullifier": nullifier, "root": root}
 
-    def verify(self, job: Frame) -> Frame:
+    def verify(self, proof: bytes, statement: proofs.Statement) -> bool:
         """Return whether the fake proof belongs to this statement."""
-        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(K10.parse_statement(job))}
+        return proof == create_stand_in_proof(statement)
 
 
 def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:
@@ -90,4 +91,6 @@ def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    main(StandInEngine())
+    for name, info in proofs.CIRCUITS.items():
+        GENERATIONS[name] = StandInGeneration(info, first_version=None, proof_cost=1.0)
+    main()
