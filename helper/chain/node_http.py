@@ -287,21 +287,15 @@ class NodeHttp:
         self.name = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
         self.url = url
         self._timeout = timeout
-        self._connections = connections
         # By kind of request; None without limits from recent times.
         self._read_times: dict[str, ResponseTimes] | None = {} if is_adaptive else None
         self._send_times = ResponseTimes(RESPONSE_WAIT_SECONDS)
-        self._socket_options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
         self._in_progress: set[float] = set()  # start of each call, in event loop time
-        self._reusable = self._connect(parsed, transport, max_idle=8)
+        options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
+        create = partial(create_transport, connections, socket_options=options)
+        self._reusable = _Connections(parsed, transport or create(max_idle=8), _create_timeout(timeout))
         # Never reused, so that a stale keep-alive connection cannot make the outcome of a POST ambiguous.
-        self._single_use = self._connect(parsed, transport, max_idle=0)
-
-    def _connect(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, max_idle: int) -> _Connections:
-        transport = transport or create_transport(
-            self._connections, max_idle=max_idle, socket_options=self._socket_options
-        )
-        return _Connections(url, transport, _create_timeout(self._timeout))
+        self._single_use = _Connections(parsed, transport or create(max_idle=0), _create_timeout(timeout))
 
     async def aclose(self) -> None:
         """Close all connections."""
