@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from helper.errors import StoreCorrupt, StoreKeyError
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.schema import read_identity
-from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, ShareRow, make_meta_row, read_meta_value
+from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, make_meta_row, read_meta_value
 
 if TYPE_CHECKING:  # loading the cipher takes time, and an unencrypted file does not need it
     from helper.store.keyring import Keyring
@@ -93,10 +92,3 @@ def record_keys(conn: sqlite3.Connection, keyring: Keyring, *, only_first: bool 
         for key, value in ((KEYS_IN_USE, " ".join(key.hex() for key in ids)), (KEY_CHECK, keyring.make_probe())):
             conn.execute(sqlite_statements()["set_meta"], make_meta_row(key, value))
         conn.execute("RELEASE record_keys")
-
-
-def read_shares(conn: sqlite3.Connection, encryption: RowEncryption) -> Iterator[ShareRow]:
-    """Yield all live shares, damaged or not, one at a time."""
-    for row in conn.execute(sqlite_statements()["all_shares"]):
-        (columns,) = encryption.decrypt_rows("all_shares", [row])
-        yield ShareRow(*columns)

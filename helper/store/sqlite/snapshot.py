@@ -23,11 +23,11 @@ from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import not_a_database, translating
-from helper.store.sqlite.file_keys import open_encryption, read_shares
+from helper.store.sqlite.file_keys import open_encryption
 from helper.store.sqlite.file_lock import erase_content, temporary_path
 from helper.store.sqlite.reader import connect_read_only, require_readable
 from helper.store.sqlite.schema import check_file
-from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, is_sound, read_key
+from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, ShareRow, is_sound, read_key
 
 _VERSIONS_AT: Final = 18
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -178,7 +178,9 @@ def _read_contents(conn: sqlite3.Connection, name: str, encryption: RowEncryptio
     key = read_key(conn.execute(statements["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
     aside = {row[0] for row in conn.execute(statements["damaged"])}
     live = moved = damaged = 0
-    for share in read_shares(conn, stored):
+    for row in conn.execute(statements["all_shares"]):
+        (columns,) = stored.decrypt_rows("all_shares", [row])
+        share = ShareRow(*columns)
         live += 1
         is_damaged = share.id in aside or not is_sound(key, share)
         damaged += is_damaged
