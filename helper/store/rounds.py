@@ -43,7 +43,6 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]]) -> None:
 
 
 def _redact(text: str) -> str:
-    """Replace all text that could identify a share."""
     return _IDENTIFYING_TEXT.sub("…", text)
 
 

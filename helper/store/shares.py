@@ -280,7 +280,6 @@ def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[Que
 
 
 def _requeue_expired(tx: Transaction, limit: int) -> None:
-    """Return shares with an expired claim to RECEIVED, with their own due times."""
     note = "the claim of its host expired"
     change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, ignore_claim=True)
     for share_id in tx.expired_claims(limit):

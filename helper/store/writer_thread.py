@@ -177,7 +177,6 @@ class WriterThread(ABC, Generic[TransactionT]):
         return await future
 
     def _flush(self) -> None:
-        """Pass the submitted jobs to the thread."""
         jobs, self._submitted = self._submitted, []
         for start in range(0, len(jobs), MAX_BATCH):
             self._jobs.put(jobs[start : start + MAX_BATCH])

@@ -212,7 +212,6 @@ def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
 
 
 def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> None:
-    """Close the connection after a refused start."""
     if not clean:
         with suppress(OSError):  # disk full: the record is unchanged
             lock.mark_open()  # closing may delete the WAL, so the next start must not require it

@@ -56,8 +56,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         self._keys = self._opened.tx.keys
 
     def _close(self) -> None:
-        if self._opened is None:
-            return
+        assert self._opened is not None
         try:
             self._opened.close()
         except (sqlite3.Error, OSError) as error:
@@ -89,7 +88,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 self._resolve_awaiting_erasure(opened)
 
     def _probe(self, opened: OpenedDatabase) -> None:
-        """Commit a write to check whether the disk works again."""
         with suppress(Exception):
             self._commit(opened, [], probe=True)
 
