@@ -40,10 +40,9 @@ from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.wallet_routes import WalletView
 from helper.store import shares
-from helper.store.maintenance import run_maintenance
 from helper.store.messages import PREPARED_NOTIFICATION
 from helper.store.shares import DUE_NOTIFICATION
-from helper.store.store import Store
+from helper.store.store import Store, run_maintenance
 
 log = structlog.get_logger("helper.app")
 

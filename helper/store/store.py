@@ -7,18 +7,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
+import structlog
+
+from helper.clock import Clock
 from helper.core.dispatch_order import DueShare
 from helper.core.share import ShareKey, ShareState
-from helper.errors import StoreCorrupt, StoreError
+from helper.errors import HelperError, StoreCorrupt, StoreError
 from helper.store import messages
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.models import SentReveal, StoredRound
 from helper.store.queue_reader import QueueReader
-from helper.store.rounds import LEAF_BYTES
+from helper.store.rounds import LEAF_BYTES, delete_old_failure_counts
 from helper.store.shares import EnqueueOperation
 from helper.store.table_rows import Row, read_meta_value, read_rounds
 from helper.store.transaction import RowReader, is_exclusive, read_round_key
 from helper.store.writer_thread import WriterThread
+
+log = structlog.get_logger("helper.store")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +32,16 @@ BATCH_SHARES: Final = 200
 """Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
 """Number of shares read per transaction of the background check; it takes a few milliseconds."""
+
+DAMAGE_ADVICE: Final = (
+    "Check the disk for errors, and restart the helper. If the problem is found again, restore the newest backup:"
+    " `svote-helper db restore FILE --force`."
+)
+"""A share that a damaged index hid at the start is requeued by the next one."""
+FIRST_CHECK_SECONDS: Final = 60.0
+"""Seconds until the first check, which runs early because a damaged share may be due soon."""
+CHECK_SECONDS: Final = 3600.0
+"""Seconds between two checks. The checks are needed because a damaged index could hide a share."""
 
 
 class Store(QueueReader, ABC):
@@ -299,3 +314,22 @@ class Store(QueueReader, ABC):
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:
     """Return the sort key of a follow-up. Damaged values sort first; the row check detects them when it is read."""
     return tuple(value if isinstance(value, int) else 0 for value in row[1:])
+
+
+async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], clock: Clock) -> None:
+    """Check the database every hour, and within a minute after damage was met, until cancelled.
+
+    A failed check is logged and repeated the next time. Exactly one host of a cluster is responsible.
+    """
+    due = clock.monotonic()
+    while True:
+        await clock.sleep(FIRST_CHECK_SECONDS)
+        if not is_responsible() or (clock.monotonic() < due and not store.has_met_damage):
+            continue
+        due = clock.monotonic() + CHECK_SECONDS
+        try:
+            await store.run(delete_old_failure_counts)
+            for problem in await store.verify():
+                log.error("database_damaged", reason=problem, advice=DAMAGE_ADVICE)
+        except HelperError as error:
+            log.error("database_check_failed", error=str(error), advice=error.advice)

@@ -8,8 +8,8 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from helper.errors import StoreError
-from helper.store.maintenance import CHECK_SECONDS, FIRST_CHECK_SECONDS, run_maintenance
 from helper.store.rounds import delete_old_failure_counts
+from helper.store.store import CHECK_SECONDS, FIRST_CHECK_SECONDS, run_maintenance
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 
