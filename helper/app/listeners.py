@@ -51,8 +51,9 @@ from helper.server.listening import (
     connection_limits,
     listen_unix,
 )
+from helper.server.openapi import ApiRoute
 from helper.server.operator_routes import create_operator_app, live_rounds
-from helper.server.page_routes import Page, events_route, overview_routes
+from helper.server.page_routes import events_route, overview_routes, page_route
 from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store.store import Store
 
@@ -221,7 +222,7 @@ class Listeners:
         if self._admin is not None:
             routes.append(self._admin.mount)
         if self._page is not None:
-            routes.append(self._page.route())
+            routes.append(self._page)
         return routes
 
     def _metrics_server(self) -> Server:
@@ -257,11 +258,13 @@ def page_directory(config: Config) -> Path:
     return Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
 
 
-def _create_page(config: Config, admin: AdminService | None) -> Page | None:
+def _create_page(config: Config, admin: AdminService | None) -> ApiRoute | None:
     if not config.ui.enable:
         return None
     directory = page_directory(config)
-    return Page(directory) if admin is None else Page(directory, connect_to=lambda: admin.vote_server_origins)
+    if admin is None:
+        return page_route(directory)
+    return page_route(directory, connect_to=lambda: admin.vote_server_origins)
 
 
 def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:

@@ -67,8 +67,8 @@ class _PageRoute(ApiRoute):
         return super().matches(scope)
 
 
-class Page:
-    """The built web page, in memory.
+def page_route(directory: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> ApiRoute:
+    """The route of all other paths, with the built web page in memory; it must be the last route.
 
     A request opens no file and uses no thread. A file would remain open while its client reads nothing, and a path of
     31,000 segments would take a thread for 0.2 s.
@@ -80,39 +80,34 @@ class Page:
     Raises:
         ConfigError: there is no index, or a file cannot be read.
     """
+    advice = "Set dist_path to the directory of the built page, or leave it empty for the bundled page."
+    try:
+        files = {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file() and path.resolve().is_relative_to(directory.resolve())
+        }
+    except OSError as error:
+        text = f"[ui] dist_path: cannot read {error.filename}: {error.strerror}"
+        raise ConfigError(text, advice=advice) from None
+    if INDEX not in files:
+        raise ConfigError(f"[ui] dist_path: no {INDEX} in {directory}", advice=advice)
 
-    def __init__(self, directory: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
-        self._connect_to = connect_to
-        advice = "Set dist_path to the directory of the built page, or leave it empty for the bundled page."
-        try:
-            self._files = {
-                path.relative_to(directory).as_posix(): path.read_bytes()
-                for path in directory.rglob("*")
-                if path.is_file() and path.resolve().is_relative_to(directory.resolve())
-            }
-        except OSError as error:
-            text = f"[ui] dist_path: cannot read {error.filename}: {error.strerror}"
-            raise ConfigError(text, advice=advice) from None
-        if INDEX not in self._files:
-            raise ConfigError(f"[ui] dist_path: no {INDEX} in {directory}", advice=advice)
-
-    def route(self) -> ApiRoute:
-        """The route of all other paths; it must be the last route."""
-        return _PageRoute("/{path:path}", self._serve, "GET", PAGE)
-
-    async def _serve(self, request: Request) -> Response:
+    async def serve(request: Request) -> Response:
         path: str = request.path_params["path"]
         is_asset = path.startswith("assets/")
-        if path not in self._files:
+        if path not in files:
             if is_asset:  # an outdated page may request a deleted script; the index would not be a valid response
                 raise HTTPException(404)
             path = INDEX
         headers = {
             **_HEADERS,
-            "Content-Security-Policy": _content_security_policy(self._connect_to()),
+            "Content-Security-Policy": _content_security_policy(connect_to()),
             "Cache-Control": _IMMUTABLE if is_asset else _NO_CACHE,
         }
-        return Response(self._files[path], headers=headers, media_type=guess_type(path)[0])
+        return Response(files[path], headers=headers, media_type=guess_type(path)[0])
+
+    return _PageRoute("/{path:path}", serve, "GET", PAGE)
 
 
 PATH: Final = f"{PREFIX}/events"

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from helper.errors import ConfigError
 from helper.server.edge import Edge, json_application
-from helper.server.page_routes import RESERVED, Page
+from helper.server.page_routes import RESERVED, page_route
 from tests.support.edge_client import create_edge_client
 from tests.unit.server.wallet_fixtures import WalletApp
 
@@ -34,7 +34,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     (tmp_path / "secret.txt").write_text("not to be served")
     (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
     shares = Route("/shielded-vote/v1/shares", status, methods=["POST"])
-    app = json_application([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
+    app = json_application([Route("/shielded-vote/v1/status", status), shares, page_route(tmp_path / "dist")])
     async with create_edge_client(Edge(app)) as client:
         yield client
 
@@ -60,7 +60,7 @@ async def test_page_serves_index_for_other_paths(http: httpx.AsyncClient, path: 
 async def test_page_connects_to_itself_and_the_given_origins_only(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
     origins = ["https://a.example.org"]
-    edge = Edge(json_application([Page(tmp_path, connect_to=lambda: origins).route()]))
+    edge = Edge(json_application([page_route(tmp_path, connect_to=lambda: origins)]))
     async with create_edge_client(edge) as client:
         assert connect_src(await client.get("/network")) == ["'self'", "https://a.example.org"]
         origins.append("https://b.example.org:8443")
@@ -110,7 +110,7 @@ async def test_page_does_not_serve_api_paths(http: httpx.AsyncClient, reserved: 
 )
 async def test_page_and_redirects_are_never_served_below_the_wallet_api(tmp_path: Path, method: str, path: str) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
-    async with WalletApp(more_routes=[Page(tmp_path).route()]).create_client() as client:
+    async with WalletApp(more_routes=[page_route(tmp_path)]).create_client() as client:
         response = await client.request(method, path)
     assert response.status_code in {404, 405}
     assert response.headers["content-type"] == "application/json"
@@ -152,9 +152,9 @@ async def test_page_accepts_only_get(http: httpx.AsyncClient) -> None:
 
 async def test_page_opens_no_file_for_a_request(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
-    page = Page(tmp_path)
+    page = page_route(tmp_path)
     (tmp_path / "index.html").unlink()
-    async with create_edge_client(Edge(json_application([page.route()]))) as client:
+    async with create_edge_client(Edge(json_application([page]))) as client:
         assert [(await client.get(path)).text for path in ("/", "/join")] == ["<!doctype html>the page"] * 2
 
 
@@ -165,9 +165,9 @@ def test_page_with_unreadable_file_raises_config_error(tmp_path: Path, monkeypat
     (tmp_path / "index.html").touch()
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ConfigError, match=r"cannot read .*index\.html: Permission denied"):
-        Page(tmp_path)
+        page_route(tmp_path)
 
 
 def test_page_without_index_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"index\.html"):
-        Page(tmp_path)
+        page_route(tmp_path)
