@@ -14,7 +14,6 @@ from helper.observability.service_state import RecentFailure, TimingSummary
 MAX_RECENT_SAMPLES = 20_000
 """Number of recent samples in memory per timing."""
 BUCKET_BOUNDS_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""Upper bounds of the histogram buckets, in seconds."""
 
 
 def percentile(samples: list[float], fraction: float) -> float | None:

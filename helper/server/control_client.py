@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Final
 
 TIMEOUT_SECONDS: Final = 3.0
-"""Timeout of a request in seconds."""
 CONNECT_SECONDS: Final = 10.0
-"""Maximum timeout for connecting, in seconds."""
 
 
 class DaemonNotRunningError(Exception):

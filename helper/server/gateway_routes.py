@@ -386,12 +386,11 @@ class _PageReads:
             TemporaryRefusal: another request has taken the place.
             ChainError: as `forward`.
         """
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         read = self._join(target, turn, abort)
         try:
             async with contextlib.AsyncExitStack() as stack:
-                if not await turn:
-                    raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
+                await turn
                 async with read.lock:
                     response = await self._get_response(read, forward, stack)
                 self._end_turn(read, turn)
@@ -402,12 +401,13 @@ class _PageReads:
             if not read.users:
                 self._shared_bytes -= read.shared_bytes
 
-    def _join(self, target: str, turn: asyncio.Future[bool], abort: Callable[[], None]) -> _Read:
+    def _join(self, target: str, turn: asyncio.Future[None], abort: Callable[[], None]) -> _Read:
         self._abort_slow()
         if sum(len(read.turns) for read in self._waiting.values()) >= self._limits.max_waiting_leaves:
             displaced = min(self._waiting.values(), key=lambda each: len(each.turns))
             longest = next(iter(displaced.turns))
-            _set(longest, is_granted=False)
+            if not longest.done():  # it is cancelled if the client has left
+                longest.set_exception(TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS))
             self._end_turn(displaced, longest)
         read = self._waiting.setdefault(target, _Read(target))
         read.turns[turn] = abort
@@ -429,7 +429,8 @@ class _PageReads:
             read = self._waiting.pop(next(iter(self._waiting)))
             self._running[read] = anyio.current_time()
             for turn in read.turns:
-                _set(turn, is_granted=True)
+                if not turn.done():
+                    turn.set_result(None)
 
     async def _get_response(
         self,
@@ -460,7 +461,7 @@ class _PageReads:
             raise
         return response
 
-    def _end_turn(self, read: _Read, turn: asyncio.Future[bool]) -> None:
+    def _end_turn(self, read: _Read, turn: asyncio.Future[None]) -> None:
         """End the part of one request in a read. The read ends with the last one."""
         read.turns.pop(turn, None)
         if not read.turns:
@@ -475,8 +476,8 @@ class _Read:
     """A read of one page.
 
     Attributes:
-        turns: of requests without a response yet, in order; with what aborts the request. The result is whether the
-            read has begun, or another request has taken the place.
+        turns: of requests without a response yet, in order; with what aborts the request. A turn comes when the read
+            begins; its error is that another request has taken the place.
         users: number of requests that have not ended.
         lock: held by the request that reads.
         outcome: the complete response, or the error; None before, or if it is not shared.
@@ -484,16 +485,11 @@ class _Read:
     """
 
     target: str
-    turns: dict[asyncio.Future[bool], Callable[[], None]] = field(default_factory=dict)
+    turns: dict[asyncio.Future[None], Callable[[], None]] = field(default_factory=dict)
     users: int = 0
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     outcome: StreamedResponse | ChainError | None = None
     shared_bytes: int = 0
-
-
-def _set(turn: asyncio.Future[bool], *, is_granted: bool) -> None:
-    if not turn.done():  # it is cancelled if the client has left
-        turn.set_result(is_granted)
 
 
 def _describe_operation(path: str, method: str) -> Operation:

@@ -10,9 +10,7 @@ from helper.errors import UsageError
 from helper.store.models import MIN_REF_CHARS, QueueFilter
 
 DEFAULT_LIST_LIMIT = 100
-"""Default maximum number of entries in a list."""
 DEFAULT_ACTION_LIMIT = 50
-"""Default maximum number of actions in a list."""
 MAX_LIST_LIMIT = 10_000
 
 
