@@ -15,16 +15,15 @@ from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits.known_circuits import GENERATIONS, generation_of_kind
 from helper.core.share import Share, ShareState
+from helper.core.text_forms import clean_text
 from helper.errors import ChainResponseError, ExportFileError
 from helper.ingest.payload import PayloadError
 from helper.ingest.validator import Checks, checked_share
 from helper.store.action_models import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
-from helper.store.table_rows import RevealRow
+from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow
 from proofs import ProofsError
 
-FORMAT: Final = "svote-helper queue"
-VERSION: Final = 1
 MAX_LINE_BYTES: Final = 256 << 10
 """Maximum bytes of a line. A share with its message and a long history needs a tenth of it."""
 MAX_SHARES: Final = 2_000_000
@@ -32,8 +31,8 @@ MAX_HISTORY: Final = 1000
 
 _MAX_INTEGER: Final = 2**62
 _NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
-_Text = Annotated[str, Field(max_length=400)]
-_Stage = Annotated[str, Field(min_length=1, max_length=32)]
+_Text = Annotated[str, Field(max_length=MAX_NOTE_CHARS), AfterValidator(clean_text)]
+_Stage = Annotated[str, Field(min_length=1, max_length=MAX_STAGE_CHARS), AfterValidator(clean_text)]
 _Bytes = Annotated[Base64Bytes, Field(max_length=90_000)]
 
 
@@ -56,8 +55,8 @@ class ExportHeader(_StrictModel):
         shares: number of lines that follow.
     """
 
-    format: Literal["svote-helper queue"] = FORMAT
-    version: Literal[1] = VERSION
+    format: Literal["svote-helper queue"] = "svote-helper queue"
+    version: Literal[1] = 1
     chain_id: Annotated[str, Field(max_length=128)] | None
     made_at: _NonNegativeInt
     shares: Annotated[int, Field(ge=0, le=MAX_SHARES)]

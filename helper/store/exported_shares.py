@@ -16,7 +16,7 @@ from helper.store.action_models import ExportedShare, ImportedShare, ImportResul
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, requeue_failed
-from helper.store.table_rows import MAX_STAGE_CHARS, ShareRow, share_ref, truncate_text, with_check
+from helper.store.table_rows import ShareRow, share_ref, with_check
 from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
@@ -108,15 +108,14 @@ def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note
 
 
 def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShare) -> ShareRow:
-    """Return the row of a new share, in RECEIVED."""
     due_ms = max(exported.due_ms, exported.share.submit_at * 1000)  # never before submit_at, regardless of the file
     row = create_row(tx, exported.share, identity, received_ms=exported.received_ms, due_at_ms=due_ms)
     row = row._replace(
         attempts=exported.attempts,
         crashes=exported.crashes,
         proved_height=exported.proved_height,
-        stage=truncate_text(exported.stage, MAX_STAGE_CHARS),
-        note=truncate_text(exported.note),
+        stage=exported.stage,
+        note=exported.note,
     )
     return with_check(tx.keys.row_check, row)
 
@@ -128,12 +127,7 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> N
     elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, tx.now_ms):
         reveal = exported.reveal
         assert reveal is not None
-        reveal = reveal._replace(
-            last_endpoint=_truncate_or_none(reveal.last_endpoint),
-            last_outcome=_truncate_or_none(reveal.last_outcome),
-            decide_height=(reveal.last_sent_height or 0) + 1,
-        )
-        restore_message(tx, row, reveal)
+        restore_message(tx, row, reveal._replace(decide_height=(reveal.last_sent_height or 0) + 1))
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
@@ -143,10 +137,6 @@ def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
     """
     reveal = exported.reveal
     return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms
-
-
-def _truncate_or_none(text: str | None) -> str | None:
-    return None if text is None else truncate_text(text)
 
 
 def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:

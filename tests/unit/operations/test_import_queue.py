@@ -95,6 +95,17 @@ def test_read_line_returns_written_share() -> None:
     assert parse_header(encode_header(head)) == head
 
 
+def test_read_line_replaces_control_characters() -> None:
+    line = json.loads(encode_share_line(sent_share(0)))
+    line |= {"stage": "a\nb", "note": "a\x1bb", "history": [[1, "a\0b", "a\x85b", False]]}
+    line["reveal"] |= {"last_endpoint": "a\tb", "last_outcome": "a\x7fb"}
+    exported, _ = parse_share_line(proofs, json.dumps(line).encode())
+    (entry,) = exported.history
+    assert exported.reveal is not None
+    texts = (exported.stage, exported.note, entry.stage, entry.note)
+    assert {*texts, exported.reveal.last_endpoint, exported.reveal.last_outcome} == {"a b"}
+
+
 def test_export_repr_and_errors_hide_witness() -> None:
     record = sent_share(0)
     line = json.loads(encode_share_line(record))
