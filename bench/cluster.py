@@ -23,7 +23,7 @@ from bench.cluster_accept import measure_accepting
 from bench.cluster_host import ROUND_ID, CostMeter, open_store, server_cpu_seconds
 from bench.fill_database import SPREAD_SECONDS, generate_shares
 from helper.core.share import ShareState
-from helper.store.postgres import PostgresStore
+from helper.store.postgres.store import PostgresStore
 from helper.store.shares import EnqueueOperation
 from tests.support.postgres import Cluster
 

@@ -38,7 +38,7 @@ from helper.reveal.sender import Sender
 from helper.store import blocks, messages
 from helper.store.keyring import Keyring
 from helper.store.models import PreparedReveal, QueuedShare
-from helper.store.postgres import PostgresStore
+from helper.store.postgres.store import PostgresStore
 from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))

@@ -407,7 +407,7 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
         encrypted=before.encrypted if done is None else encrypt,
         live=before.live if done is None else done.live,
         confirmed=before.confirmed,
-        damaged=before.damaged if done is None else len(done.damaged),
+        damaged=before.damaged if done is None else done.damaged,
         erased=done is not None and done.is_erased,
     )
     change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")

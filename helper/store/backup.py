@@ -404,7 +404,6 @@ def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: 
 
 
 def _set_aside(database: Path) -> Path:
-    """Rename a database with its existing side files."""
     number = 1
     while any(Path(f"{database}.before-restore-{number}{suffix}").exists() for suffix in ("", *_SIDE_FILES)):
         number += 1
@@ -431,7 +430,6 @@ def _write_temporary(path: Path, write: WriteContent) -> Path:
 
 
 def _replace_file(written: Path, path: Path) -> None:
-    """Rename a complete file to its final path and fsync the directory."""
     written.replace(path)
     _sync_directory(path.parent)
 

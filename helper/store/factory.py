@@ -33,7 +33,7 @@ def create_store(config: Config, clock: Clock) -> Store:
     with require_postgres_packages():
         # Imported here because a helper with a SQLite file does not need these packages.
         from helper.store.keyring import read_keyring  # noqa: PLC0415
-        from helper.store.postgres import PostgresStore  # noqa: PLC0415
+        from helper.store.postgres.store import PostgresStore  # noqa: PLC0415
     settings = config.store
     return PostgresStore(
         settings.url,

@@ -222,7 +222,6 @@ class CopyEndpoint(ABC):
 
 
 def _iter_transitions(shares: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
-    """Yield the transitions that lead each share to its state, in order."""
     for live in shares:
         for state in _TRANSITIONS[ShareState(live.share.state)]:
             yield state.value, live.id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,6 @@ from helper.clock import Clock
 from helper.errors import StoreCopyDiffers, StoreKeyError
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.db_copy.tables import SHARES, LiveShare, select_sound
-from helper.store.models import DamagedShare
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.file_keys import record_keys
@@ -35,13 +34,13 @@ class RewriteResult:
 
     Attributes:
         live: shares with their witness.
-        damaged: shares whose rows were damaged; they were deleted, because no helper would have used them.
+        damaged: shares that were deleted, because their rows were damaged and no helper would have used them.
         is_erased: whether the old values were erased. If not, a reader or the disk prevented it, and the next start of
             the helper erases them.
     """
 
     live: int = 0
-    damaged: list[DamagedShare] = field(default_factory=list)
+    damaged: int = 0
     is_erased: bool = False
 
 
@@ -102,13 +101,12 @@ def _rewrite(endpoint: SqliteEndpoint, target: RowEncryption) -> RewriteResult:
 
 
 def _rewrite_shares(endpoint: SqliteEndpoint, target: RowEncryption, row_key: bytes) -> RewriteResult:
-    """Rewrite the shares and their messages, and delete the damaged ones."""
     conn, aside = endpoint.opened.tx.conn, endpoint.read_quarantined()
     result = RewriteResult()
     for live in _read_shares(endpoint):
         sound = None if live.id in aside else select_sound(live, row_key)
         if sound is None:
-            result.damaged.append(aside.get(live.id) or live.share.to_damaged_share())
+            result.damaged += 1
             endpoint.execute_many("delete_share", [(live.id,)])
             continue
         result.live += 1

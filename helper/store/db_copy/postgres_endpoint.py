@@ -36,7 +36,6 @@ class PostgresEndpoint(CopyEndpoint):
         self._keyring = keyring
         self._encryption = RowEncryption(keyring)
         self._conn: psycopg.Connection[Row] | None = None
-        self._is_locked = False
         self.cli_value = settings.to_display_text()
         self.label = f"{self.cli_value}, schema {settings.schema}"
 
@@ -62,8 +61,6 @@ class PostgresEndpoint(CopyEndpoint):
 
     def lock_exclusive(self) -> None:
         """Acquire the exclusive lock, and create or upgrade the schema."""
-        if self._is_locked:
-            return
         with translating():
             if self._conn is None:
                 self._conn = connect(self._settings)
@@ -78,13 +75,12 @@ class PostgresEndpoint(CopyEndpoint):
                         advice="Stop the helper on each of these hosts first.",
                     )
                 time.sleep(_LOCK_PAUSE_SECONDS)
-            self._is_locked = True
             prepare_schema(self._connection, self._settings, self._keyring)
 
     def close(self) -> None:
         """Release the lock and disconnect: the server may detect the end of the connection late."""
         if self._conn is not None:
-            conn, self._conn, self._is_locked = self._conn, None, False
+            conn, self._conn = self._conn, None
             with suppress(psycopg.Error), conn:
                 conn.rollback()
                 conn.execute("SELECT pg_advisory_unlock_all()")

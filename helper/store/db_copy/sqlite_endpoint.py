@@ -57,15 +57,11 @@ class SqliteEndpoint(CopyEndpoint):
 
     def connect_read_only(self) -> None:
         """Connect read-only."""
-        if self._opened is not None or self._conn is not None:
+        if self._conn is not None:
             return
         if not self._path.exists():
             raise NotFound(f"database {self._path} does not exist", advice="Specify the file of the queue: --db FILE.")
-        with acting_as_owner(self._path):
-            self._connect()
-
-    def _connect(self) -> None:
-        with translating(str(self._path)):
+        with acting_as_owner(self._path), translating(str(self._path)):
             conn = connect_read_only(self._path)
             try:
                 read_identity(conn).check(str(self._path), latest_only=True)
@@ -77,8 +73,6 @@ class SqliteEndpoint(CopyEndpoint):
 
     def lock_exclusive(self) -> None:
         """Acquire the helper's lock and open the file as a helper does. Creates a missing file."""
-        if self._opened is not None:
-            return
         with acting_as_owner(self._path):
             self._disconnect()  # closing this descriptor later would release SQLite's own locks
             self._opened = open_database(self._path, self._clock, encryption=self._configured, for_copy=True)
@@ -91,7 +85,7 @@ class SqliteEndpoint(CopyEndpoint):
 
     def close(self) -> None:
         """Erase deleted data, close the file and release the lock."""
-        if self._opened is None and self._conn is None:
+        if self._conn is None:
             return
         with acting_as_owner(self._path):
             if self._opened is not None:

@@ -12,7 +12,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,15 +63,12 @@ def find_system_authorities() -> str:
     return next((path for path in known if path is not None and Path(path).is_file()), SYSTEM_AUTHORITIES)
 
 
-def read_server_certificates(conninfo: str, *, seconds: float) -> list[ServerCertificate]:
-    """Connect to each server of a connection string that uses verified TLS, and verify its certificate.
+def read_server_certificates(conninfo: str) -> list[ServerCertificate]:
+    """Connect to each server of a completed connection string with verified TLS, and verify its certificate.
 
     libpq reports "certificate verify failed" for an expired certificate as well as for an unknown authority, and does
     not tell when a valid certificate expires. A server that cannot be reached or has no TLS is omitted, because libpq
     reports that clearly.
-
-    Args:
-        conninfo: connection string, as completed by `create_connection_settings`.
     """
     params = {name: str(value) for name, value in conninfo_to_dict(conninfo).items() if value is not None}
     authorities = params.get("sslrootcert", "")
@@ -84,17 +81,17 @@ def read_server_certificates(conninfo: str, *, seconds: float) -> list[ServerCer
     certificates = []
     for name, address, port in zip(names, addresses, ports, strict=False):
         if address and not address.startswith(("/", "@")):
-            certificate = _read_certificate(name or address, address, int(port or _DEFAULT_PORT), authorities, seconds)
+            certificate = _read_certificate(name or address, address, int(port or _DEFAULT_PORT), authorities)
             certificates += [] if certificate is None else [certificate]
     return certificates
 
 
-def _read_certificate(name: str, address: str, port: int, authorities: str, seconds: float) -> ServerCertificate | None:
+def _read_certificate(name: str, address: str, port: int, authorities: str) -> ServerCertificate | None:
     try:
         context = ssl.create_default_context(cafile=None if authorities == SYSTEM_AUTHORITIES else authorities)
         context.check_hostname = False  # libpq states clearly that a name differs
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # libpq does not require it
-        with socket.create_connection((address, port), timeout=seconds) as connection:
+        with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
             connection.sendall(_SSL_REQUEST)
             if connection.recv(1) != _SSL_ACCEPTED:
                 return None
@@ -272,14 +269,11 @@ class ConnectionSettings:
         proves: whether this host proves shares; hosts that do not can see that one does.
     """
 
-    conninfo: str
+    conninfo: str = field(repr=False)
     schema: str
     host: str
     idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
     proves: bool = False
-
-    def __repr__(self) -> str:
-        return f"ConnectionSettings(schema={self.schema!r}, host={self.host!r})"
 
     def to_display_text(self) -> str:
         """Return the URL without the password, and with `hostaddr` if it differs from the host."""
@@ -414,5 +408,4 @@ def _list_hosts(params: dict[str, Any]) -> list[str]:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a host is a Unix socket or a loopback address."""
     return not host or host.startswith(("/", "@")) or host == "localhost" or is_loopback(host)

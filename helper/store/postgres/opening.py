@@ -24,7 +24,6 @@ from helper.errors import (
 from helper.store.keyring import Keyring, missing_key_error
 from helper.store.postgres.connection import (
     CERTIFICATE_REFUSED,
-    CONNECT_SECONDS,
     POOLER_ADVICE,
     PRIVILEGES_ADVICE,
     ConnectionSettings,
@@ -153,7 +152,7 @@ def check_connection(settings: ConnectionSettings) -> float | None:
         if require_privileges(conn, settings):
             _read_version(conn, settings)
             refuse_moved(conn, settings)
-    certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
+    certificates = read_server_certificates(settings.conninfo)
     return min((server.expires_at for server in certificates if server.expires_at is not None), default=None)
 
 
@@ -165,7 +164,7 @@ def explain_refused_certificate(error: psycopg.Error, settings: ConnectionSettin
     translated = translate(error)
     if CERTIFICATE_REFUSED not in str(error) or not isinstance(translated, StoreError):
         return error
-    certificates = read_server_certificates(settings.conninfo, seconds=CONNECT_SECONDS)
+    certificates = read_server_certificates(settings.conninfo)
     reasons = [f"{server.host}: {server.problem}" for server in certificates if server.problem is not None]
     return StoreUnreachable(f"{translated} ({'; '.join(reasons)})", advice=translated.advice) if reasons else error
 

@@ -152,14 +152,7 @@ class PostgresStore(Store):
         return self._claims.lease_seconds
 
     async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
-        """Acquire the sender lease. Without it `mark_sending` returns False.
-
-        Args:
-            outer: fencing token of an object-store lease that this host must also hold; None without one.
-
-        Returns:
-            The fencing token, greater than all earlier ones; None if another host holds the lease.
-        """
+        """Acquire the sender lease, without which `mark_sending` returns False; see the operation."""
         fence = await self.run(acquire_sender_lease, outer)
         self._claims.sender_fence = fence or 0
         return fence
@@ -261,7 +254,7 @@ def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | No
             replaces any holder, a smaller one never does.
 
     Returns:
-        The new fencing token, None if another host holds the lease.
+        The new fencing token, greater than all earlier ones; None if another host holds the lease.
     """
     row = tx.fetch_one(
         "acquire_sender_lease", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer}

@@ -123,9 +123,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         except Exception as error:
             raise translate(error) from error
 
-    def _close(self) -> None:
-        self._disconnect()
-
     def _connect(self) -> PostgresTransaction:
         self._is_connecting = True  # after a failed attempt until the batch ends, which may try again
         tx = self._open_session()
@@ -154,7 +151,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         )
         return self._tx
 
-    def _disconnect(self) -> None:
+    def _close(self) -> None:
         if self._tx is not None:
             tx, self._tx = self._tx, None
             with suppress(psycopg.Error):
@@ -180,11 +177,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             self._is_connecting = False
 
     def _probe(self) -> None:
-        """Check with a write whether the database can be written again.
-
-        Raises:
-            Exception: it cannot.
-        """
+        """Check with a write whether the database can be written again; raise if not."""
         try:
             tx = self._tx or self._connect()
             tx.begin(0)
@@ -192,13 +185,12 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             tx.execute("drop_probe")
             tx.commit()
         except Exception:
-            self._disconnect()  # another server may have become the primary
+            self._close()  # another server may have become the primary
             raise
         self._write_error = None
         log.info("database_write_recovered")
 
     def _process_batch(self, batch: list[WriteJob]) -> None:
-        """Run a batch, together or in parts. Sets a result or an error on every job."""
         in_doubt = False
         try:
             tx = self._tx or self._connect()
@@ -233,7 +225,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         if isinstance(error, StoreUnconfirmed | psycopg.errors.QueryCanceled):  # another attempt may wait as long
             self._fail_batch(batch, error, is_batch_wide=True)
         elif needs_new_connection(error) or self._tx is None:
-            self._disconnect()
+            self._close()
             if in_doubt or batch[0].attempts:
                 self._fail_batch(batch, error, is_batch_wide=True)
             else:
@@ -265,6 +257,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         try:
             self._tx.conn.execute("ROLLBACK")
         except psycopg.Error:
-            self._disconnect()
+            self._close()
         else:
             self._tx.reset_after_rollback()

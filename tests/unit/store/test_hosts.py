@@ -38,10 +38,11 @@ from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
-from helper.store.postgres import PostgresStore, connection, opening, reader, store, writer
+from helper.store.postgres import connection, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
 from helper.store.postgres.reader import CONNECTIONS, NotificationListener
+from helper.store.postgres.store import PostgresStore
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.shares import (

@@ -20,7 +20,7 @@ import psycopg
 
 from helper.clock import Clock
 from helper.store.keyring import Keyring
-from helper.store.postgres import PostgresStore
+from helper.store.postgres.store import PostgresStore
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.reader import open_queue_file
