@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -78,12 +77,8 @@ MAX_SET_BACK_SECONDS: Final = 1.0
 _EXPIRED: Final = (0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The time of a request by both clocks of a host."""
-
-    wall: float
-    monotonic: float
+Moment = tuple[float, float]
+"""The wall and the monotonic time of a request."""
 
 
 class Term:
@@ -108,11 +103,12 @@ class Term:
 
     def read_clocks(self) -> Moment:
         """Return the current moment. Call this before a request, and pass it to `start` if the request succeeds."""
-        return Moment(self._clock.now(), self._clock.monotonic())
+        return self._clock.now(), self._clock.monotonic()
 
     def start(self, requested_at: Moment) -> None:
         """Start the term at the moment of the request."""
-        self._until = (requested_at.wall + self._length, requested_at.monotonic + self._length)
+        wall, monotonic = requested_at
+        self._until = wall + self._length, monotonic + self._length
 
     def end(self) -> None:
         """End the term."""
@@ -197,7 +193,6 @@ class DatabaseLease(Lease):
 
 @contextmanager
 def _database_errors(action: str) -> Iterator[None]:
-    """Convert an error of the database to a `LeaseError`."""
     try:
         yield
     except StoreError as error:
@@ -304,7 +299,6 @@ class LeaseKeeper:
         return f"host {self._lease.holder!r}" if self._lease.holder else "another host"
 
     def _waiting_reason(self) -> tuple[str, str]:
-        """Return reason and advice while the lease cannot be acquired."""
         if not self._lease.holder:  # a host may hold the lease even if no host name is stored in it
             return "waiting to see whether another host holds the lease", f"This takes {self._lease.seconds:g} s."
         advice = "This host takes over when the other one stops." if self._standby else LeaseHeld.advice
@@ -333,6 +327,5 @@ class LeaseKeeper:
                 log.warning("lease_release_failed", reason=str(error), advice="The lease expires automatically.")
 
     def _warn_once(self, event: str, reason: str, advice: str) -> None:
-        """Log a reason only when it changes."""
         if self._problem.note(reason):
             log.warning(event, reason=reason, advice=advice)

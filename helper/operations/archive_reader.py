@@ -96,7 +96,6 @@ async def read_round(bucket: Bucket, round_id: bytes) -> AsyncGenerator[list[Pro
 
 
 async def _get(bucket: Bucket, name: str) -> bytes:
-    """Return an object that another object names."""
     stored = await bucket.get(name)
     if stored is None:
         raise ProofBundleError(f"{name} is missing in the archive")

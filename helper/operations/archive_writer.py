@@ -112,7 +112,9 @@ class ArchiveWriter:
                 progressed = await self.write_next_part()
                 self._problem = ""
             except HelperError as error:
-                self._report_problem(str(error), error.advice)
+                if str(error) != self._problem:
+                    log.warning("archive_write_failed", reason=str(error), advice=error.advice)
+                self._problem = str(error)
             except Exception as error:  # shown in the status, and retried at the usual interval
                 self._problem = f"internal error: {type(error).__name__}"
                 log.exception("archive_write_crashed")
@@ -121,12 +123,6 @@ class ArchiveWriter:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._history.aclose()
-
-    def _report_problem(self, reason: str, advice: str) -> None:
-        """Log a problem when it first occurs."""
-        if reason != self._problem:
-            self._problem = reason
-            log.warning("archive_write_failed", reason=reason, advice=advice)
 
     async def write_next_part(self) -> bool:
         """Write the next part if the chain has all its blocks. Returns whether it was written.
@@ -157,7 +153,6 @@ class ArchiveWriter:
         return True
 
     def _clear_part(self) -> None:
-        """Drop the data of the current part."""
         self._pruned = None
         self._entries_by_height.clear()
         self._lines_by_height.clear()
@@ -264,7 +259,6 @@ class ArchiveWriter:
         return root
 
     async def _put_object(self, name: str, body: bytes) -> None:
-        """Write an object, in up to three attempts."""
         for pause in RETRY_PAUSES_SECONDS:
             try:
                 await self._bucket.put(name, body)

@@ -51,10 +51,6 @@ class Job(BaseModel):
     height: Height
 
 
-RunWorker = Callable[[Job], Awaitable[str | None]]
-"""Archives and audits a round; returns the verdict. Raises AuditError."""
-
-
 class FinishedRounds:
     """Archives and audits finished rounds.
 
@@ -72,7 +68,7 @@ class FinishedRounds:
         archived_height: Callable[[], int],
         is_writer: Callable[[], bool],
         clock: Clock,
-        run_worker: RunWorker | None = None,
+        run_worker: Callable[[Job], Awaitable[str | None]] | None = None,
     ) -> None:
         self._interval_seconds = config.archive.check_seconds
         self._audits = config.archive.audit

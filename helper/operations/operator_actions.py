@@ -244,7 +244,6 @@ class OperatorActions:
     async def _import_batch(
         self, rounds: RoundsById, batch: Sequence[bytes], *, note: str, dry_run: bool
     ) -> list[ImportedShare]:
-        """Import the shares of some lines. Returns their results in the same order."""
         checked = await anyio.to_thread.run_sync(_validate_lines, self._share_checks, rounds, batch)
         valid = [share for share in checked if share is not None]
         sent = [message for share in valid if (message := _sent_message(*share)) is not None]
@@ -359,7 +358,6 @@ class OperatorActions:
         return ids[0]
 
     async def _is_closed(self, stored: StoredRound) -> bool:
-        """Whether the chain has closed a round."""
         if self._rounds is None:
             return stored.closed_at is not None
         return await self._rounds.is_closed(stored.round_id)
@@ -372,7 +370,6 @@ class OperatorActions:
         }
 
     async def _iter_batches(self, round_id: bytes | None, share_ids: Sequence[int] | None) -> AsyncIterator[list[int]]:
-        """Yield batches of the named shares, or of all failed shares."""
         if share_ids is not None:
             for start in range(0, len(share_ids), BATCH_SHARES):
                 yield list(share_ids[start : start + BATCH_SHARES])
@@ -396,7 +393,6 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
 
 
 def _history_note(actor: Actor, change: str) -> str:
-    """The history entry of a share that an action changed."""
     return f"{change}, requested by {actor.name}"
 
 
