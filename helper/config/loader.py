@@ -341,5 +341,5 @@ def _describe_validation_error(section: str, key: str, details: Mapping[str, Any
     place = (
         f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and _setting_type(section, key) is tuple else ""
     )
-    message = str(details["msg"]).replace("Input should be", "must be", 1).removeprefix("Value error, ")
-    return place + message
+    message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return place + message.replace("valid tuple", "list")

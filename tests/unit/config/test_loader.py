@@ -95,6 +95,7 @@ def test_load_valid_text_is_accepted(tmp_path: Path, name: str, text: str, value
         ("helper.trusted_proxies", '["10.0.0.1/8"]', ""),
         ("admin.config_url", '"https://a.example/x.json?checksum=sha256:AB"', "64 lower-case hexadecimal digits"),
         ("chain.clock_skew_seconds", "121", "must be less than or equal to 120"),
+        ("chain.endpoints", '"http://a:1"', "must be a list"),
     ],
 )
 def test_load_invalid_value_is_refused(tmp_path: Path, name: str, value: str, message: str) -> None:
