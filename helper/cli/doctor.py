@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -14,7 +15,6 @@ from typing import Annotated, Final
 import typer
 
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, format_one_line, print_message
-from helper.cli.terminal import supports_colours, terminal_width
 from helper.clock import SystemClock
 from helper.core.json_records import fact
 from helper.doctor import CheckResult, Level, all_ok
@@ -75,8 +75,9 @@ def doctor(
 
 def _print_report(report: DoctorReport) -> None:
     """Print each result with its advice below. Lines are wrapped only on a terminal."""
-    columns = terminal_width()
-    coloured = supports_colours()
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    # https://no-color.org
+    coloured = columns is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in report.findings:
         level = finding.level.value.ljust(5)
         first_line = f"{level} {finding.subject.ljust(_SUBJECT_WIDTH)} {finding.message}"

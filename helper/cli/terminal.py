@@ -1,9 +1,7 @@
-"""Tables, progress bars and colors on terminals; plain lines in pipes."""
+"""Tables and progress bars on terminals; plain lines in pipes."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +16,6 @@ from rich.table import Table
 from helper.cli.conventions import format_one_line
 
 _UNLIMITED_WIDTH: Final = 10_000
-
-
-def supports_colours() -> bool:
-    """Report whether standard output is a terminal that allows colours (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def terminal_width() -> int | None:
-    """Return the terminal's width in columns; None if standard output is not a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
