@@ -316,7 +316,6 @@ DOCUMENT_SECONDS: Final = 4.0
 """Timeout of each document in seconds: enough for a slow mirror and the next one within the time of the check."""
 MAX_SECONDS: Final = 10.0
 """Time limit of the fetch in seconds."""
-_DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 _SHOWN_KEYS: Final = 4
 _SHOWN_ROUNDS: Final = 10
 
@@ -402,8 +401,7 @@ def _compare_keys(config: PublishedConfig, chain_keys: Mapping[bytes, bytes]) ->
 def _normalize(url: str) -> tuple[str, str, int | None, str] | None:
     """Return scheme, host, port and path; None for text that is not a URL."""
     try:
-        parts = urlsplit(url)
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
+        parsed = httpx.URL(url)  # drops the default port
+    except httpx.InvalidURL:
         return None
-    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")
+    return parsed.scheme, parsed.host, parsed.port, parsed.path.rstrip("/")
