@@ -21,9 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.campaign.campaign import CampaignRun, Findings
-from tests.campaign.registry import CAMPAIGN_NAMES, STORE_NAMES, campaign_names, load_campaign
-from tests.campaign.stores import run_cluster
+from tests.campaign.campaign import CampaignRun, Findings, run_cluster
+from tests.campaign.registry import CAMPAIGNS, STORE_NAMES, campaign_names, load_campaign
 
 REPORT = Path("build/campaign.json")
 Report = dict[tuple[str, str], dict[str, Any]]
@@ -63,7 +62,7 @@ def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, 
 
 
 async def _run(name: str, setting: CampaignRun) -> Findings:
-    return await load_campaign(name).run(setting)
+    return await load_campaign(name)(setting)
 
 
 def format_table(results: list[dict[str, Any]]) -> Table:
@@ -86,7 +85,7 @@ def format_table(results: list[dict[str, Any]]) -> Table:
 
 def sort_report(report: Report) -> list[dict[str, Any]]:
     """Return the results so far in the registry's order."""
-    return [report[store, name] for store in STORE_NAMES for name in CAMPAIGN_NAMES if (store, name) in report]
+    return [report[store, name] for store in STORE_NAMES for name in CAMPAIGNS if (store, name) in report]
 
 
 def write_report(report: Report) -> None:
@@ -97,9 +96,7 @@ def write_report(report: Report) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
     parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="store of the helpers' queues")
-    parser.add_argument(
-        "--only", action="append", choices=CAMPAIGN_NAMES, metavar="NAME", help=", ".join(CAMPAIGN_NAMES)
-    )
+    parser.add_argument("--only", action="append", choices=CAMPAIGNS, metavar="NAME", help=", ".join(CAMPAIGNS))
     parser.add_argument("--quick", action="store_true", help="the short forms, as CI runs them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rest", action="store_true", help="run only campaigns without a result in the report")

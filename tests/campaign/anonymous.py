@@ -34,7 +34,7 @@ from helper.observability.stats import percentile
 from helper.server.connection_limits import ConnectionLimits
 from tests.campaign import promise_check
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_monitor import open_files, peak_memory_mb, reset_peak_memory
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.shared_address_attack import CONNECTIONS_PER_SLOW_CLIENT
@@ -214,6 +214,3 @@ async def _post_in_parallel(
     await asyncio.gather(*(post(vote, index, at) for vote, at in votes for index in range(ballot.SHARE_COUNT)))
     findings.require_equal("128 parallel posts, accepted", statuses[200], PARALLEL_POSTS)
     findings.require_at_most("128 parallel posts, slowest s", max(seconds), 1.0)
-
-
-CAMPAIGN = Campaign("anonymous", run)

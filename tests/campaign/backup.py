@@ -26,7 +26,7 @@ from pathlib import Path
 from devnet.ballot import Ballot
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import run_command
@@ -180,6 +180,3 @@ async def _check_promises(
     findings.require_equal("live shares left at the end", helper.count_rows(), 0)
     checked = await run_command("db", "check", "--config", str(helper.config), "--json")
     findings.require_equal("exit status of db check at the end", checked.exit_code, 0)
-
-
-CAMPAIGN = Campaign("backup", run)

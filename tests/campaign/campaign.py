@@ -1,9 +1,10 @@
-"""Campaign interface and findings: figures, and goals with their outcome."""
+"""A run of a campaign, and its findings: figures, and goals with their outcome."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,24 @@ class CampaignRun:
 
     def seeded_random(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed} {purpose}")
+
+
+@contextlib.contextmanager
+def run_cluster(store: str) -> Iterator[Cluster | None]:
+    """Run the PostgreSQL server that stores the helpers' queues, then remove it; None for SQLite files.
+
+    Raises:
+        ClusterError: PostgreSQL is not installed.
+    """
+    if store == "sqlite":
+        yield None
+        return
+    cluster = Cluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +130,6 @@ class Findings:
                 for name, goal in self.goals.items()
             },
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Campaign:
-    """A campaign by name. Its module docstring describes it."""
-
-    name: str
-    run: Callable[[CampaignRun], Awaitable[Findings]]
 
 
 def _round_figure(value: FigureValue) -> FigureValue:

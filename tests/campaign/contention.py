@@ -29,7 +29,7 @@ from pathlib import Path
 
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_lifecycle import DATABASE_LOCKED_TEXT
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import CommandResult, run_command
@@ -194,6 +194,3 @@ def _check_results(
 
 def _reports_other_instance(stderr: str) -> bool:
     return "another helper" in stderr or DATABASE_LOCKED_TEXT in stderr
-
-
-CAMPAIGN = Campaign("contention", run)

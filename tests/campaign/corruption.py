@@ -32,7 +32,7 @@ import structlog
 
 from helper.store.models import EnqueueResult, SentReveal
 from tests.campaign import corrupted_database
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
 
 TIMEOUT_SECONDS = 120
@@ -192,6 +192,3 @@ def _with_flipped_bit(data: bytes, at: int, bit: int) -> bytes:
 def _remove_database(copy: Path) -> None:
     for path in copy.parent.glob(f"{copy.name}*"):
         path.unlink()
-
-
-CAMPAIGN = Campaign("corruption", run)

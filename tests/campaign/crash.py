@@ -25,7 +25,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_lifecycle import WORKER_COUNT, HelperLifecycle, create_lifecycle
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM
 
@@ -126,7 +126,5 @@ async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
             while lifecycle.started_proofs == proof_count:
                 await asyncio.sleep(0.01)
 
-
-CAMPAIGN = Campaign("crash", run)
 
 assert WORKER_COUNT > 1, "one worker must remain after a kill"

@@ -35,7 +35,7 @@ import httpx
 from devnet import ballot
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
@@ -287,6 +287,3 @@ async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperPr
         # Wait until it exits, because strace detaches from every thread first.
         await tracer.communicate()
     findings.require_at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
-
-
-CAMPAIGN = Campaign("disk", run)

@@ -36,7 +36,7 @@ from devnet.leak_check import find_leaks
 from devnet.tx import Reveal, decode
 from devnet.wallet import CastShare, CastVote
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.node_observer import anchor_staleness, count_request_groups, count_request_kinds, post_correlation
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
@@ -258,6 +258,3 @@ def _to_cast_votes(votes: Votes, ledger: ShareLedger | None) -> list[CastVote]:
         return CastShare(share.index, share.nullifier, times.get(share.nullifier.hex(), far_ahead), ())
 
     return [CastVote(vote, position, tuple(map(to_cast_vote, vote.shares))) for vote, position in votes]
-
-
-CAMPAIGN = Campaign("eavesdropper", run)

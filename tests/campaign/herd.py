@@ -20,7 +20,7 @@ import time
 
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
 from tests.campaign.wallet_clients import WalletGroup
@@ -97,6 +97,3 @@ async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:
     """Return the shares in the order in which the node first received them."""
     entries = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
     return first_occurrences((entry["nullifier"] for entry in entries), ledger.acknowledged_at)
-
-
-CAMPAIGN = Campaign("herd", run)

@@ -63,7 +63,7 @@ from tests.campaign.attack_clients import (
     flood,
     hold_slow_connections,
 )
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.honest_clients import run_honest_clients
 from tests.campaign.hostile_gateway import attack_gateway
 from tests.campaign.hostile_registration import attack_registration, register_slow_urls
@@ -367,6 +367,3 @@ async def _check_promises(env: Environment) -> None:
     findings.require_equal(
         "client addresses in log and files", sum(written.count(address.encode()) for address in addresses), 0
     )
-
-
-CAMPAIGN = Campaign("hostile", run)

@@ -26,7 +26,7 @@ from typing import Any
 
 from devnet.lies import Lie
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import StatusObservations
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
@@ -175,6 +175,3 @@ def _count_unusable(log: Path, nodes: set[str]) -> int:
             is_unusable = entry["event"] in {"node_not_fresh", "rpc_not_fresh"}
             count += is_unusable and any(str(entry["endpoint"]) in url for url in nodes)
     return count
-
-
-CAMPAIGN = Campaign("liar", run)

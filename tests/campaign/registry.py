@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
-from tests.campaign.campaign import Campaign
+from tests.campaign.campaign import CampaignRun, Findings
 
-CAMPAIGN_NAMES = (
-    "crash",
-    "writes",
-    "restarts",
-    "disk",
-    "corruption",
-    "liar",
-    "herd",
-    "contention",
-    "backup",
-    "retention",
-    "eavesdropper",
-    "hostile",
-    "anonymous",
-    "roles",
-)
-"""Each is a module of this package with a `CAMPAIGN`."""
-TIMING_SENSITIVE = (
-    "disk",
-    "liar",
-    "herd",
-    "contention",
-    "eavesdropper",
-    "hostile",
-    "anonymous",
-)
-"""Campaigns with time limits of about a second: a test suite runs them without concurrent tests."""
-SINGLE_STORE = {
-    "writes": "the writes that it kills at are the helper's own; on PostgreSQL they are the server's",
-    "disk": "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's",
-    "corruption": "it flips bits in the pages of a SQLite file",
-    "backup": "it makes SQLite's online backups; PostgreSQL has its own",
-    "roles": "it has PostgreSQL anyway, for hosts of all roles",
+
+class Traits(NamedTuple):
+    """How a campaign runs.
+
+    Attributes:
+        is_timing_sensitive: it has time limits of about a second: a test suite runs it without concurrent tests.
+        single_store: why it applies to one store only; it runs with the default store. Empty if it applies to both.
+    """
+
+    is_timing_sensitive: bool = False
+    single_store: str = ""
+
+
+CAMPAIGNS = {
+    "crash": Traits(),
+    "writes": Traits(
+        single_store="the writes that it kills at are the helper's own; on PostgreSQL they are the server's"
+    ),
+    "restarts": Traits(),
+    "disk": Traits(True, "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's"),
+    "corruption": Traits(single_store="it flips bits in the pages of a SQLite file"),
+    "liar": Traits(is_timing_sensitive=True),
+    "herd": Traits(is_timing_sensitive=True),
+    "contention": Traits(is_timing_sensitive=True),
+    "backup": Traits(single_store="it makes SQLite's online backups; PostgreSQL has its own"),
+    "retention": Traits(),
+    "eavesdropper": Traits(is_timing_sensitive=True),
+    "hostile": Traits(is_timing_sensitive=True),
+    "anonymous": Traits(is_timing_sensitive=True),
+    "roles": Traits(single_store="it has PostgreSQL anyway, for hosts of all roles"),
 }
-"""Campaigns that apply to one store only, with the reason; they run with the default store."""
+"""Each is a module of this package with a function `run`."""
 STORE_NAMES = ("sqlite", "postgres")
 
 
 def campaign_names(store: str) -> tuple[str, ...]:
-    return tuple(name for name in CAMPAIGN_NAMES if store == "sqlite" or name not in SINGLE_STORE)
+    return tuple(name for name, traits in CAMPAIGNS.items() if store == "sqlite" or not traits.single_store)
 
 
-def load_campaign(name: str) -> Campaign:
-    campaign = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
-    assert isinstance(campaign, Campaign)
-    return campaign
+def load_campaign(name: str) -> Callable[[CampaignRun], Awaitable[Findings]]:
+    run: Callable[[CampaignRun], Awaitable[Findings]] = importlib.import_module(f"tests.campaign.{name}").run
+    return run

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_lifecycle import create_lifecycle
 from tests.support.process import child_pids, wait_until_gone
 
@@ -66,6 +66,3 @@ async def count_survivors(pids: list[int]) -> int:
         await wait_until_gone(pids, 1)
         return 0
     return len(pids)
-
-
-CAMPAIGN = Campaign("restarts", run)

@@ -39,7 +39,7 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.tx import Reveal, decode
 from tests.campaign import process_monitor, promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.canaries import SecretScanner, Votes, collect_nullifiers, malformed_bodies, stored_secrets
 from tests.campaign.postgres_remains import PostgresSearch
 from tests.campaign.sqlite_remains import SqliteSearch
@@ -257,6 +257,3 @@ async def _check_core_dumps(
     findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()
-
-
-CAMPAIGN = Campaign("retention", run)

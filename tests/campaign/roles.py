@@ -33,7 +33,7 @@ import psycopg
 
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.process_lifecycle import count_attempts
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.database_proxy import DatabaseProxy
@@ -382,6 +382,3 @@ async def _repeated_sends(env: Environment) -> None:
     env.findings.require_at_most(
         "repeated sends of a share at one height", len(sent) - len(pairs), POSTER_COUNT * stops
     )
-
-
-CAMPAIGN = Campaign("roles", run)

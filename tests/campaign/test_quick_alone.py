@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.campaign import CampaignRun
-from tests.campaign.registry import CAMPAIGN_NAMES, TIMING_SENSITIVE, load_campaign
-from tests.campaign.test_quick import assert_held
+from tests.campaign.registry import CAMPAIGNS
+from tests.campaign.test_quick import check_quick_run
 
 
-def test_timing_sensitive_names_are_campaigns() -> None:
-    assert set(TIMING_SENSITIVE) < set(CAMPAIGN_NAMES)
-
-
-@pytest.mark.parametrize("name", TIMING_SENSITIVE)
+@pytest.mark.parametrize("name", [name for name, traits in CAMPAIGNS.items() if traits.is_timing_sensitive])
 async def test_campaign_quick_run_alone_keeps_promises(name: str, tmp_path: Path) -> None:
-    assert_held(await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, directory=tmp_path)))
+    await check_quick_run(name, tmp_path)

@@ -31,7 +31,7 @@ import httpx
 
 from devnet.ballot import SHARE_COUNT, Ballot
 from tests.campaign import syscalls
-from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger, check_promises
 from tests.campaign.syscalls import SystemCall
 from tests.campaign.wallet_clients import WalletGroup
@@ -277,6 +277,3 @@ async def _wait_until_erased(env: KillEnvironment, helper: HelperProcess, index:
             confirmed = await helper.share_status(env.vote.round_id, share.nullifier) == "confirmed"
             return confirmed and share.blind not in helper.bytes_on_disk()
     return False
-
-
-CAMPAIGN = Campaign("writes", run)
