@@ -34,13 +34,7 @@ Alter = Callable[[Body, TestShare], None]
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """A well-formed share whose parts do not match, which must be refused.
-
-    Attributes:
-        number: number in the id.
-        name: what does not match.
-        alter: changes the body; its second argument is a share of another vote.
-    """
+    """A well-formed share whose parts do not match, which must be refused. `alter` gets a share of another vote too."""
 
     number: int
     name: str
@@ -145,10 +139,7 @@ _MISMATCHES: Final = (
         17, "the commitments of another vote", _replace("share_comms", lambda _, other: other.body()["share_comms"])
     ),
 )
-for _mismatch in _MISMATCHES:
-    checks.must(f"HASH-{_mismatch.number:03}", f"refuses a share with {_mismatch.name}", _R13, needs_shares=True)(
-        _mismatch
-    )
+checks.add_cases("HASH", "refuses a share with {}", _MISMATCHES, _R13, needs_shares=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +170,7 @@ _AMBIGUITIES: Final = (
     _Ambiguous(5, "commitments of its own", _with_own_hash),
     _Ambiguous(6, "c1 and c2 exchanged", _swap_points),
 )
-for _ambiguity in _AMBIGUITIES:
-    checks.must(
-        f"KEY-{_ambiguity.number:03}",
-        f"refuses the key of a known share with {_ambiguity.name}",
-        _KEY,
-        shares=1,
-        needs_shares=True,
-    )(_ambiguity)
+checks.add_cases("KEY", "refuses the key of a known share with {}", _AMBIGUITIES, _KEY, shares=1, needs_shares=True)
 
 
 @checks.must("KEY-007", "a refused share does not block its key", _KEY, shares=1, needs_shares=True)
@@ -197,8 +181,7 @@ async def _(session: Session) -> str:
     refusal = await session.client.post(encode(body))
     refused("POST with another blind", refusal, Reason.CONTENT)
     reply = await session.post_share(share)
-    require(reply.outcome == "queued", f"POST with another blind → {refusal.status}, then unaltered → {reply}")
-    return f"POST with another blind → {refusal.status}, then unaltered → {reply}"
+    return require(reply.outcome == "queued", f"POST with another blind → {refusal.status}, then unaltered → {reply}")
 
 
 @checks.must("ROUND-001", "an unknown round is refused", "protocol §2: unknown round 400", needs_shares=True)
@@ -220,24 +203,23 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     reply = await _post_once(session, session.template, tree_position=(1 << 24) - 1)
     seen = refused("POST with the last position", reply, Reason.CONTENT, Reason.LATER)
-    require(reply.seconds < 10, f"{seen} after {reply.seconds:.1f} s")
-    return f"{seen} after {reply.seconds:.1f} s"
+    return require(reply.seconds < 10, f"{seen} after {reply.seconds:.1f} s")
 
 
 @checks.should("ROUND-010", "a share that may pass later gets 503 with a short Retry-After", _LATER, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_once(session, session.invented())
     seen = f"POST for an unknown round → {reply} after {reply.seconds:.1f} s"
-    require(reply.status == 503 and reply.header("retry-after") in ("1", "2") and reply.seconds < _HOLD_SECONDS, seen)
-    return seen
+    return require(
+        reply.status == 503 and reply.header("retry-after") in ("1", "2") and reply.seconds < _HOLD_SECONDS, seen
+    )
 
 
 @checks.should("ROUND-011", "with an attempt header, it is asked for again", _LATER, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_once(session, session.invented(), {ATTEMPT_HEADER: secrets.token_hex(32)})
     seen = f"POST for an unknown round, with an attempt → {reply}"
-    require(reply.asks_to_repeat and reply.header("retry-after") in ("1", "2"), seen)
-    return seen
+    return require(reply.asks_to_repeat and reply.header("retry-after") in ("1", "2"), seen)
 
 
 async def _post_once(
@@ -302,8 +284,7 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     reply, seen = await _post_known_after_end(session)
-    require(reply.outcome == "duplicate", seen)
-    return seen
+    return require(reply.outcome == "duplicate", seen)
 
 
 async def _post_known_after_end(session: Session) -> tuple[Reply, str]:
@@ -322,8 +303,7 @@ async def _post_known_after_end(session: Session) -> tuple[Reply, str]:
 async def _(session: Session) -> str:
     share = await session.cast_known_vote(proposal_id=2, vote_decision=0)
     reply = await session.post_share(share)
-    require(reply.is_accepted, f"POST for proposal 2, option 0 → {reply}")
-    return f"POST for proposal 2, option 0 → {reply}"
+    return require(reply.is_accepted, f"POST for proposal 2, option 0 → {reply}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +356,8 @@ class _LateTime:
         return refused(f"POST with submit_at {self.name}", reply, Reason.TIME)
 
 
-for _late in (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000)):
-    checks.must(f"TIME-{_late.number:03}", f"refuses submit_at {_late.name}", _R3, needs_shares=True)(_late)
+_LATE_TIMES: Final = (_LateTime(1, "1 s after the end", 1), _LateTime(2, "a year after the end", 31_536_000))
+checks.add_cases("TIME", "refuses submit_at {}", _LATE_TIMES, _R3, needs_shares=True)
 
 
 @checks.must("TIME-003", "submit_at in milliseconds is refused", _R3, needs_shares=True)
@@ -407,8 +387,7 @@ async def _(session: Session) -> str:
 async def _(session: Session) -> str:
     share, end = _take_free(session), session.end
     reply = await session.post_share(share, end - 1)
-    require(reply.is_accepted, f"POST with submit_at = end - 1 → {reply}")
-    return f"POST with submit_at = end - 1 → {reply}"
+    return require(reply.is_accepted, f"POST with submit_at = end - 1 → {reply}")
 
 
 @checks.must(

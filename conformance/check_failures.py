@@ -16,10 +16,11 @@ class CheckSkipped(Exception):
     """The check could not run. The text is the reason."""
 
 
-def require(condition: object, seen: str) -> None:
-    """Raise CheckFailed unless the condition holds."""
+def require(condition: object, seen: str) -> str:
+    """Return the observation; raise CheckFailed with it unless the condition holds."""
     if not condition:
         raise CheckFailed(seen)
+    return seen
 
 
 def shorten(text: str, limit: int = MAX_SEEN_CHARACTERS) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, Protocol
 
 from conformance.session import Session
 
@@ -39,13 +39,8 @@ class Check:
         name: what the helper must or should do, in a few words.
         source: the clause that requires it.
         level: whether a failure fails the run.
-        run: runs the check.
-        phase: when it runs.
         shares: number of new shares that it posts.
         needs_shares: whether it needs shares that the helper accepts.
-        needs_chain: whether it needs a dev chain.
-        needs_restart: whether it needs the command that restarts the helper.
-        needs_token: whether it needs the helper's token.
     """
 
     id: str
@@ -68,6 +63,21 @@ class CheckResult:
     check: Check
     verdict: Verdict
     seen: str
+
+
+class Case(Protocol):
+    """One of several checks that differ in a few values. Its own `level` and `source` apply if it has them."""
+
+    @property
+    def number(self) -> int:
+        """Number in the id."""
+
+    @property
+    def name(self) -> str:
+        """What is special about it."""
+
+    async def __call__(self, session: Session) -> str:
+        """Run the check."""
 
 
 class CheckList:
@@ -96,3 +106,10 @@ class CheckList:
             return run
 
         return register
+
+    def add_cases(self, topic: str, name: str, cases: Iterable[Case], source: str = "", **needs: object) -> None:
+        """Add a check for each case. `{}` in `name` is the name of the case."""
+        for case in cases:
+            level: Level = getattr(case, "level", "must")
+            clause = getattr(case, "source", source)
+            self.add(level, f"{topic}-{case.number:03}", name.format(case.name), clause, **needs)(case)

@@ -38,8 +38,7 @@ async def _(session: Session) -> str:
         reply = await connection.response()
         _record(session, share, reply)
         is_closed = await connection.is_closed()
-    require(reply.is_accepted and is_closed, f"POST with Connection: close → {reply}, closed: {is_closed}")
-    return f"POST with Connection: close → {reply}, closed"
+    return require(reply.is_accepted and is_closed, f"POST with Connection: close → {reply}, closed: {is_closed}")
 
 
 @checks.must("CONN-002", "several shares on one connection", f"{_HTTP} §9.3", shares=4, needs_shares=True)
@@ -51,8 +50,7 @@ async def _(session: Session) -> str:
             reply = await connection.response()
             _record(session, share, reply)
             outcomes.append(reply.outcome)
-    require(outcomes == ["queued"] * 4, f"4 shares on one connection → {', '.join(outcomes)}")
-    return f"4 shares on one connection → {', '.join(outcomes)}"
+    return require(outcomes == ["queued"] * 4, f"4 shares on one connection → {', '.join(outcomes)}")
 
 
 @checks.must("CONN-003", "a refusal does not break the connection's next request", f"{_HTTP} §9.3")
@@ -65,8 +63,7 @@ async def _(session: Session) -> str:
             return f"{seen} with Connection: close"
         await connection.send(connection.head(method="GET", path=STATUS_PATH))
         second = await connection.response()
-    require(second.status == 200, f"{seen}, then GET status → {second}")
-    return f"{seen}, then GET status → {second.status}"
+    return require(second.status == 200, f"{seen}, then GET status → {second}")
 
 
 @checks.should("CONN-004", "pipelined requests get responses in order", f"{_HTTP} §9.3.2")
@@ -75,8 +72,7 @@ async def _(session: Session) -> str:
         malformed = connection.head(method="GET", path=f"{PREFIX}/share-status/00/00")
         await connection.send(connection.head(method="GET", path=STATUS_PATH) + malformed)
         statuses = [(await connection.response()).status for _ in range(2)]
-    require(statuses == [200, 400], f"GET status and GET share-status/00/00 in one write → {statuses}")
-    return f"GET status and GET share-status/00/00 in one write → {statuses}"
+    return require(statuses == [200, 400], f"GET status and GET share-status/00/00 in one write → {statuses}")
 
 
 @checks.should("CONN-005", "pipelined shares are both stored", f"{_HTTP} §9.3.2", shares=2, needs_shares=True)
@@ -89,8 +85,7 @@ async def _(session: Session) -> str:
             reply = await connection.response()
             _record(session, share, reply)
             outcomes.append(reply.outcome)
-    require(outcomes == ["queued"] * 2, f"2 shares in one write → {', '.join(outcomes)}")
-    return f"2 shares in one write → {', '.join(outcomes)}"
+    return require(outcomes == ["queued"] * 2, f"2 shares in one write → {', '.join(outcomes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +104,7 @@ class _Framing:
             await connection.send(self.make(connection, _body_of(session, share)))
             reply = await connection.response()
         _record(session, share, reply)
-        require(reply.outcome == "queued", f"POST {self.name} → {reply}")
-        return f"POST {self.name} → {reply}"
+        return require(reply.outcome == "queued", f"POST {self.name} → {reply}")
 
 
 def _chunked_head(connection: RawConnection, *more: tuple[str, str]) -> bytes:
@@ -159,15 +153,7 @@ _FRAMINGS: Final = (
         15, "after an empty line", lambda c, content: b"\r\n" + c.share_request(content), "should", f"{_HTTP} §2.2"
     ),
 )
-for _framing in _FRAMINGS:
-    checks.add(
-        _framing.level,
-        f"CONN-{_framing.number:03}",
-        f"accepts a share {_framing.name}",
-        _framing.source,
-        shares=1,
-        needs_shares=True,
-    )(_framing)
+checks.add_cases("CONN", "accepts a share {}", _FRAMINGS, shares=1, needs_shares=True)
 
 
 @checks.must("CONN-020", "Expect: 100-continue does not hang", "RFC 9110 §10.1.1", shares=1, needs_shares=True)
@@ -184,8 +170,7 @@ async def _(session: Session) -> str:
         await connection.send(content)
         reply = await connection.response()
     _record(session, share, reply)
-    require(reply.outcome == "queued", f"POST with Expect: 100-continue → {interim}, then {reply}")
-    return f"POST with Expect: 100-continue → {interim}, then {reply}"
+    return require(reply.outcome == "queued", f"POST with Expect: 100-continue → {interim}, then {reply}")
 
 
 @checks.should("CONN-021", "Expect: 100-continue gets 100", "RFC 9110 §10.1.1")
@@ -193,8 +178,7 @@ async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(b"", [("Expect", "100-continue")], length=2))
         interim = await connection.interim_status(_QUIET_SECONDS)
-    require(interim == 100, f"POST with Expect: 100-continue → {interim}")
-    return f"POST with Expect: 100-continue → {interim}"
+    return require(interim == 100, f"POST with Expect: 100-continue → {interim}")
 
 
 @checks.should("CONN-022", "a half-closed connection gets its response", f"{_HTTP} §9.6", shares=1, needs_shares=True)
@@ -205,8 +189,7 @@ async def _(session: Session) -> str:
         connection.close_sending()
         reply = await connection.response()
     _record(session, share, reply)
-    require(reply.is_accepted, f"POST, then the sending side closed → {reply}")
-    return f"POST, then the sending side closed → {reply}"
+    return require(reply.is_accepted, f"POST, then the sending side closed → {reply}")
 
 
 @checks.must(
@@ -222,20 +205,12 @@ async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(connection.share_request(content))
     reply = await session.post_share(share, body=content)
-    require(reply.is_accepted, f"POST and a disconnect, then the same again → {reply}")
-    return f"POST and a disconnect, then the same again → {reply}"
+    return require(reply.is_accepted, f"POST and a disconnect, then the same again → {reply}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Smuggled:
-    """A request with a second one hidden in it. The second one must get no response.
-
-    Attributes:
-        number: number in the id.
-        name: how it is hidden.
-        make: creates the bytes from a connection and the hidden request.
-        level: level of the check.
-    """
+    """A request with a second one hidden in it, which must get no response."""
 
     number: int
     name: str
@@ -249,8 +224,7 @@ class _Smuggled:
             replies = await connection.responses(_QUIET_SECONDS)
         statuses = [reply.status for reply in replies]
         seen = f"{self.name} → {statuses or 'closed'}"
-        require(200 not in statuses and len(statuses) <= 1, seen)
-        return seen
+        return require(200 not in statuses and len(statuses) <= 1, seen)
 
 
 def _post_head(connection: RawConnection, *headers: tuple[str, str]) -> bytes:
@@ -302,13 +276,7 @@ _SMUGGLED: Final = (
     _Smuggled(11, "a chunk size with 0x", _raw_header(b"Transfer-Encoding: chunked", b"0x2\r\n{}\r\n0\r\n\r\n")),
     _Smuggled(12, "a NUL in a header", _raw_header(b"X-Note: a\0b\r\nContent-Length: 2", b"{}")),
 )
-for _smuggled in _SMUGGLED:
-    checks.add(
-        _smuggled.level,
-        f"SMUGGLE-{_smuggled.number:03}",
-        f"gets one response at most: {_smuggled.name}",
-        f"{_HTTP} §6.3, §11.2",
-    )(_smuggled)
+checks.add_cases("SMUGGLE", "gets one response at most: {}", _SMUGGLED, f"{_HTTP} §6.3, §11.2")
 
 
 @checks.should("SMUGGLE-020", "a request without Host is refused", f"{_HTTP} §3.2")
@@ -318,8 +286,7 @@ async def _(session: Session) -> str:
         await connection.send(f"GET {path} HTTP/1.1\r\n\r\n".encode())
         replies = await connection.responses(_QUIET_SECONDS)
     statuses = [reply.status for reply in replies]
-    require(all(400 <= status < 500 for status in statuses), f"GET without Host → {statuses}")
-    return f"GET without Host → {statuses or 'closed'}"
+    return require(all(400 <= status < 500 for status in statuses), f"GET without Host → {statuses or 'closed'}")
 
 
 @checks.must("SMUGGLE-021", "data that is not HTTP is refused or the connection closed", f"{_HTTP} §2.2")
@@ -328,5 +295,4 @@ async def _(session: Session) -> str:
         await connection.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n")
         replies = await connection.responses(_QUIET_SECONDS)
     statuses = [reply.status for reply in replies]
-    require(all(400 <= status < 500 for status in statuses), f"a TLS ClientHello → {statuses}")
-    return f"a TLS ClientHello → {statuses or 'closed'}"
+    return require(all(400 <= status < 500 for status in statuses), f"a TLS ClientHello → {statuses or 'closed'}")

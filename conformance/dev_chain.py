@@ -29,16 +29,7 @@ class ChainRound:
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """A reveal that counted.
-
-    Attributes:
-        nullifier: of the share.
-        enc_share: the ciphertext c1‖c2.
-        proposal_id: the proposal.
-        vote_decision: the option.
-        height: of the block.
-        time: of the block, Unix seconds.
-    """
+    """A reveal that counted: ciphertext c1‖c2, choice, and height and time (Unix seconds) of its block."""
 
     nullifier: bytes
     enc_share: bytes = field(repr=False)

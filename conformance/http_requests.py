@@ -45,14 +45,7 @@ Headers = Mapping[str, str] | Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response.
-
-    Attributes:
-        status: HTTP status.
-        headers: names in lower case.
-        body: the body.
-        seconds: from the start of the request to the last byte of the response.
-    """
+    """A response. Names of headers are in lower case; `seconds` last from the request's start to its last byte."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -154,13 +147,7 @@ def parse_address(url: str) -> Address:
 
 
 class HelperClient:
-    """Sends requests to one helper.
-
-    Args:
-        address: address of the helper.
-        token: value of `X-Helper-Token`, empty for none.
-        clock: measures responses.
-    """
+    """Sends requests to one helper. `token` is the value of `X-Helper-Token`, empty for none."""
 
     def __init__(self, address: Address, token: str, clock: Clock) -> None:
         self.address = address
@@ -196,9 +183,7 @@ class HelperClient:
         """Send a request. Repeats it until the time limit if the helper asks for it.
 
         Args:
-            method: HTTP method.
             path: relative to the mount point.
-            content: the body.
             headers: sent in addition to the token.
             token: replaces the helper's token; empty for none.
             is_patient: whether to repeat a request if the helper asks for it.
@@ -300,7 +285,7 @@ class RawConnection:
         if self._writer.can_write_eof():
             self._writer.write_eof()
 
-    async def response(self, seconds: float = RESPONSE_SECONDS, *, method: str = "POST") -> Reply:
+    async def response(self, seconds: float = RESPONSE_SECONDS) -> Reply:
         """Read one response; responses with status 1xx are skipped.
 
         Raises:
@@ -314,7 +299,7 @@ class RawConnection:
                 while True:
                     status, headers = await self._read_head()
                     if status >= 200:
-                        body = await self._read_body(status, headers, method)
+                        body = await self._read_body(status, headers)
                         return Reply(status, headers, body, loop.time() - started)
         except TimeoutError:
             raise CheckFailed(f"no response within {seconds:.0f} s") from None
@@ -357,9 +342,9 @@ class RawConnection:
         pairs = (line.partition(":") for line in lines[1:] if line)
         return int(parts[1]), [(name.strip().lower(), value.strip()) for name, _, value in pairs]
 
-    async def _read_body(self, status: int, headers: Sequence[tuple[str, str]], method: str) -> bytes:
+    async def _read_body(self, status: int, headers: Sequence[tuple[str, str]]) -> bytes:
         values = dict(headers)
-        if status in _NO_BODY or method == "HEAD":
+        if status in _NO_BODY:
             return b""
         if values.get("transfer-encoding", "").lower() == "chunked":
             return await self._read_chunks()

@@ -36,18 +36,7 @@ Make = Callable[[TestShare, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A body that must be refused.
-
-    Attributes:
-        number: number in the id.
-        name: what the body is.
-        make: creates it from a share and a time.
-        source: the clause.
-        level: level of the check.
-        headers: headers of the request.
-        reason: why it is refused.
-        can_be_accepted: whether it may be accepted too, as long as the response is definite.
-    """
+    """A body that must be refused; if `can_be_accepted`, any definite response is right."""
 
     number: int
     name: str
@@ -273,8 +262,7 @@ async def _(session: Session) -> str:
 @checks.must("SIZE-007", "the helper still responds after these requests", "protocol-now §12 row 6")
 async def _(session: Session) -> str:
     reply = await session.client.get(STATUS_PATH)
-    require(reply.status == 200, f"GET status → {reply}")
-    return f"GET status → {reply.status}"
+    return require(reply.status == 200, f"GET status → {reply}")
 
 
 async def _post_large_head(session: Session, headers: list[tuple[str, str]], path: str) -> str:
@@ -285,5 +273,4 @@ async def _post_large_head(session: Session, headers: list[tuple[str, str]], pat
             reply: Reply | None = await connection.response()
         except ConnectionEnded:
             reply = None
-    require(reply is None or reply.status < 500, f"POST with a large head → {reply}")
-    return f"POST with a large head → {reply or 'closed'}"
+    return require(reply is None or reply.status < 500, f"POST with a large head → {reply or 'closed'}")

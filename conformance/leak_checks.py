@@ -243,20 +243,13 @@ def _sensitive_values(session: Session) -> Iterator[SensitiveValue]:
             yield SensitiveValue("nullifier", nullifier, math.inf)
 
 
-for _data in (
+_DATA: Final = (
     _NoData(20, "nullifier", "the nullifier of a share that is not due"),
     _NoData(21, "ciphertext", "the ciphertext of a share that is not due"),
     _NoData(22, "position", "the position of a vote"),
     _NoData(23, "commitment", "a vote commitment"),
     _NoData(24, "hash", "a shares_hash or share commitment"),
     _NoData(25, "blind", "a blind"),
-):
-    checks.must(
-        f"LEAK-{_data.number:03}",
-        f"no request contains {_data.name}",
-        _ROW,
-        phase=Phase.END,
-        shares=_LAST_SHARES,
-        needs_shares=True,
-        needs_chain=True,
-    )(_data)
+)
+_NEEDS: Final[dict[str, Any]] = {"phase": Phase.END, "needs_shares": True, "needs_chain": True}
+checks.add_cases("LEAK", "no request contains {}", _DATA, _ROW, shares=_LAST_SHARES, **_NEEDS)

@@ -84,15 +84,15 @@ async def _poll_status(session: Session, is_over: asyncio.Event) -> list[Reply]:
 @checks.must("LOAD-001", "128 shares at once are all queued", _ROW_9, shares=_POSTS, needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
-    require({reply.outcome for reply in burst.replies} == {"queued"}, f"128 at once → {describe_many(burst.replies)}")
-    return f"128 at once → {describe_many(burst.replies)}"
+    return require(
+        {reply.outcome for reply in burst.replies} == {"queued"}, f"128 at once → {describe_many(burst.replies)}"
+    )
 
 
 @checks.must("LOAD-002", "128 shares at once get responses within 30 s", _LIBRARY, needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
-    require(max(burst.seconds) < PATIENCE_SECONDS, f"128 at once: slowest {max(burst.seconds):.2f} s")
-    return f"128 at once: slowest {max(burst.seconds):.2f} s"
+    return require(max(burst.seconds) < PATIENCE_SECONDS, f"128 at once: slowest {max(burst.seconds):.2f} s")
 
 
 @checks.should(
@@ -100,15 +100,13 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
-    require(max(burst.seconds) < VIZOR_SECONDS, f"128 at once: slowest {max(burst.seconds):.2f} s")
-    return f"128 at once: slowest {max(burst.seconds):.2f} s"
+    return require(max(burst.seconds) < VIZOR_SECONDS, f"128 at once: slowest {max(burst.seconds):.2f} s")
 
 
 @checks.must("LOAD-004", "no share of a burst gets a 5xx", "protocol-now §12 row 8", needs_shares=True)
 async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
-    require(all(reply.status < 500 for reply in burst.replies), f"128 at once → {describe_many(burst.replies)}")
-    return f"128 at once → {describe_many(burst.replies)}"
+    return require(all(reply.status < 500 for reply in burst.replies), f"128 at once → {describe_many(burst.replies)}")
 
 
 @checks.should("LOAD-005", "status responds within 2 s during a burst", "protocol-now §12 row 6", needs_shares=True)
@@ -116,8 +114,9 @@ async def _(session: Session) -> str:
     burst = await session.once(_post_burst)
     slowest = max(reply.seconds for reply in burst.statuses)
     is_met = slowest < STATUS_SECONDS and {reply.status for reply in burst.statuses} == {200}
-    require(is_met, f"{len(burst.statuses)} × GET status: slowest {slowest:.2f} s, {describe_many(burst.statuses)}")
-    return f"{len(burst.statuses)} × GET status: slowest {slowest:.2f} s"
+    return require(
+        is_met, f"{len(burst.statuses)} × GET status: slowest {slowest:.2f} s, {describe_many(burst.statuses)}"
+    )
 
 
 @checks.must("LOAD-006", "the same 128 again are all `duplicate`", "protocol R10", needs_shares=True)
@@ -126,8 +125,7 @@ async def _(session: Session) -> str:
     accepted = [share for share, reply in zip(burst.shares, burst.replies, strict=True) if reply.is_accepted]
     results = await asyncio.gather(*(_post_alone(session, share) for share in accepted))
     replies = [reply for reply, _ in results]
-    require({reply.outcome for reply in replies} == {"duplicate"}, f"again → {describe_many(replies)}")
-    return f"again → {describe_many(replies)}"
+    return require({reply.outcome for reply in replies} == {"duplicate"}, f"again → {describe_many(replies)}")
 
 
 @checks.must(
@@ -140,8 +138,7 @@ async def _(session: Session) -> str:
             await connection.send(connection.share_request(b'{"primary_blind":"', length=4000))
         reply = await session.client.get(STATUS_PATH)
     is_met = reply.status == 200 and reply.seconds < STATUS_SECONDS
-    require(is_met, f"64 incomplete bodies, GET status → {reply.status} after {reply.seconds:.2f} s")
-    return f"64 incomplete bodies, GET status → {reply.status} after {reply.seconds:.2f} s"
+    return require(is_met, f"64 incomplete bodies, GET status → {reply.status} after {reply.seconds:.2f} s")
 
 
 @checks.must(
@@ -156,5 +153,6 @@ async def _(session: Session) -> str:
         for _ in range(64):
             await stack.enter_async_context(open_raw(session.client.address, session.client.token))
         reply = await session.post_share(session.take())
-    require(reply.is_accepted and reply.seconds < VIZOR_SECONDS, f"64 idle, POST → {reply} after {reply.seconds:.2f} s")
-    return f"64 idle, POST → {reply.status} after {reply.seconds:.2f} s"
+    return require(
+        reply.is_accepted and reply.seconds < VIZOR_SECONDS, f"64 idle, POST → {reply} after {reply.seconds:.2f} s"
+    )

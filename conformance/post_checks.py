@@ -36,16 +36,7 @@ checks = CheckList()
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A variant of a valid post, which must be accepted.
-
-    Attributes:
-        number: number in the id.
-        name: how it differs.
-        source: the clause.
-        make: creates the body from a share and its `submit_at`.
-        headers: headers besides the token.
-        level: level of the check.
-    """
+    """A variant of a valid post, which must be accepted."""
 
     number: int
     name: str
@@ -59,8 +50,7 @@ class _Variant:
         due = session.time_for(share)
         reply = await session.post_share(share, due, body=self.make(share, due), headers=self.headers)
         seen = f"POST ({self.name}) → {reply}"
-        require(reply.status == 200 and reply.outcome == "queued", seen)
-        return seen
+        return require(reply.status == 200 and reply.outcome == "queued", seen)
 
 
 def _library(share: TestShare, due: int) -> Body:
@@ -178,15 +168,7 @@ _VARIANTS: Final = (
         22, "exactly 1 MiB with an unknown field", "protocol §2: body at most 1 MiB", _padded(1 << 20), level="should"
     ),
 )
-for _variant in _VARIANTS:
-    checks.add(
-        _variant.level,
-        f"POST-{_variant.number:03}",
-        f"accepts: {_variant.name}",
-        _variant.source,
-        shares=1,
-        needs_shares=True,
-    )(_variant)
+checks.add_cases("POST", "accepts: {}", _VARIANTS, shares=1, needs_shares=True)
 
 
 @checks.must(
@@ -202,8 +184,7 @@ async def _(session: Session) -> str:
     body.pop("share_index", None)
     body["enc_share"].pop("share_index", None)
     reply = await session.post_share(share, body=body)
-    require(reply.outcome == "queued", f"POST of share 0 without share_index → {reply}")
-    return f"POST of share 0 without share_index → {reply}"
+    return require(reply.outcome == "queued", f"POST of share 0 without share_index → {reply}")
 
 
 async def _post_one(session: Session) -> Reply:
@@ -213,8 +194,7 @@ async def _post_one(session: Session) -> Reply:
 @checks.must("POST-030", "the response is application/json", _RESPONSE, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
-    require(reply.status == 200 and reply.media_type == JSON_TYPE, f"POST → {reply}")
-    return f"POST → {reply}"
+    return require(reply.status == 200 and reply.media_type == JSON_TYPE, f"POST → {reply}")
 
 
 @checks.must("POST-031", "the response has CORS headers", "protocol §2: CORS", shares=1, needs_shares=True)
@@ -229,15 +209,17 @@ async def _(session: Session) -> str:
 )
 async def _(session: Session) -> str:
     reply = await _post_one(session)
-    require(reply.is_accepted and reply.seconds < VIZOR_SECONDS, f"POST → {reply.status} after {reply.seconds:.2f} s")
-    return f"POST → {reply.status} after {reply.seconds:.2f} s"
+    return require(
+        reply.is_accepted and reply.seconds < VIZOR_SECONDS, f"POST → {reply.status} after {reply.seconds:.2f} s"
+    )
 
 
 @checks.must("POST-033", "the response is at most 256 KiB", _RESPONSE, shares=1, needs_shares=True)
 async def _(session: Session) -> str:
     reply = await _post_one(session)
-    require(reply.is_accepted and len(reply.body) <= MAX_REPLY_BYTES, f"POST → {reply.status}, {len(reply.body)} bytes")
-    return f"POST → {reply.status}, {len(reply.body)} bytes"
+    return require(
+        reply.is_accepted and len(reply.body) <= MAX_REPLY_BYTES, f"POST → {reply.status}, {len(reply.body)} bytes"
+    )
 
 
 @checks.should("POST-034", "the response may not be cached", "RFC 9111 §4.4", shares=1, needs_shares=True)
@@ -281,15 +263,7 @@ _REPEATS: Final = (
     _Repeat(8, "indented", _indented),
     _Repeat(9, "as another wallet sends it", _vizor),
 )
-for _repeat in _REPEATS:
-    checks.add(
-        _repeat.level,
-        f"DUP-{_repeat.number:03}",
-        f"a repeat is `duplicate`: {_repeat.name}",
-        _R10,
-        shares=1,
-        needs_shares=True,
-    )(_repeat)
+checks.add_cases("DUP", "a repeat is `duplicate`: {}", _REPEATS, _R10, shares=1, needs_shares=True)
 
 
 @checks.must("DUP-010", "of 10 posts at once, one is queued", _R10, shares=1, needs_shares=True)
@@ -298,8 +272,7 @@ async def _(session: Session) -> str:
     due = session.time_for(share)
     replies = await asyncio.gather(*(session.post_share(share, due) for _ in range(10)))
     outcomes = sorted(reply.outcome for reply in replies)
-    require(outcomes == ["duplicate"] * 9 + ["queued"], f"10 posts at once → {describe_many(replies)}")
-    return f"10 posts at once → {describe_many(replies)}"
+    return require(outcomes == ["duplicate"] * 9 + ["queued"], f"10 posts at once → {describe_many(replies)}")
 
 
 @checks.must("DUP-011", "10 repeats change nothing", _R10, shares=1, needs_shares=True)

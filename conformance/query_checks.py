@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import proofs
 from conformance.check_failures import CheckSkipped, require
-from conformance.checks import CheckList, Level
+from conformance.checks import CheckList
 from conformance.http_requests import JSON_TYPE, PREFIX, Reply
 from conformance.refusals import Reason, refused
 from conformance.session import Session, describe_many
@@ -27,8 +27,7 @@ checks = CheckList()
 
 
 def _require_pending(sent: str, reply: Reply) -> str:
-    require(reply.is_pending, f"{sent} → {reply}")
-    return f"{sent} → {reply}"
+    return require(reply.is_pending, f"{sent} → {reply}")
 
 
 async def _query_unknown(session: Session) -> Reply:
@@ -66,15 +65,13 @@ async def _(session: Session) -> str:
 @checks.must("SHARE-004", "share-status is application/json", "wallet 5.3.0: share-status")
 async def _(session: Session) -> str:
     reply = await _query_unknown(session)
-    require(reply.media_type == JSON_TYPE, f"GET share-status → {reply}")
-    return f"GET share-status → {reply.header('content-type')}"
+    return require(reply.media_type == JSON_TYPE, f"GET share-status → {reply}")
 
 
 @checks.must("SHARE-005", "share-status responds within 5 s", "wallet 5.3.0: share-status, 5 s")
 async def _(session: Session) -> str:
     reply = await _query_unknown(session)
-    require(reply.seconds < _LIBRARY_SECONDS, f"GET share-status → after {reply.seconds:.2f} s")
-    return f"GET share-status → {reply.status} after {reply.seconds:.2f} s"
+    return require(reply.seconds < _LIBRARY_SECONDS, f"GET share-status → {reply.status} after {reply.seconds:.2f} s")
 
 
 @checks.must("SHARE-006", "64 queries at once get responses within 5 s", "wallet 5.3.0: 4 in flight a share")
@@ -82,8 +79,7 @@ async def _(session: Session) -> str:
     replies = await asyncio.gather(*(_query_unknown(session) for _ in range(64)))
     slowest = max(reply.seconds for reply in replies)
     is_met = all(reply.is_pending for reply in replies) and slowest < _LIBRARY_SECONDS
-    require(is_met, f"64 × GET share-status: slowest {slowest:.2f} s, {describe_many(replies)}")
-    return f"64 × GET share-status: slowest {slowest:.2f} s"
+    return require(is_met, f"64 × GET share-status: slowest {slowest:.2f} s, {describe_many(replies)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,6 @@ class _Malformed:
     name: str
     round_text: str
     nullifier_text: str
-    level: Level = "must"
 
     async def __call__(self, session: Session) -> str:
         reply = await session.client.get(f"{PREFIX}/share-status/{self.round_text}/{self.nullifier_text}")
@@ -102,7 +97,7 @@ class _Malformed:
 
 
 _ID: Final = "12" * 32
-for _malformed in (
+_MALFORMED: Final = (
     _Malformed(10, "a nullifier of 63 characters", _ID, _ID[:63]),
     _Malformed(11, "a nullifier of 66 characters", _ID, _ID + "12"),
     _Malformed(12, "a nullifier that is not hex", _ID, "zz" * 32),
@@ -111,31 +106,26 @@ for _malformed in (
     _Malformed(15, "a round id that is not hex", "zz" * 32, _ID),
     _Malformed(16, "a round id of one character", "1", _ID),
     _Malformed(17, "a nullifier in base64", _ID, "EhISEhISEhISEhISEhISEhISEhISEhISEhISEhISEhI="),
-):
-    checks.add(
-        _malformed.level, f"SHARE-{_malformed.number:03}", f"refuses {_malformed.name}", "protocol §2: malformed 400"
-    )(_malformed)
+)
+checks.add_cases("SHARE", "refuses {}", _MALFORMED, "protocol §2: malformed 400")
 
 
 @checks.should("SHARE-018", "upper-case hex is accepted", "protocol-now §3a: upper-case hex accepted")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/share-status/{'AB' * 32}/{'CD' * 32}")
-    require(reply.is_pending, f"GET share-status in upper case → {reply}")
-    return f"GET share-status in upper case → {reply}"
+    return require(reply.is_pending, f"GET share-status in upper case → {reply}")
 
 
 @checks.should("SHARE-019", "an unknown share is not 200", "wallets: zkool takes every 200 for confirmed")
 async def _(session: Session) -> str:
     reply = await _query_unknown(session)
-    require(reply.status != 200, f"GET share-status of an unknown share → {reply}")
-    return f"GET share-status of an unknown share → {reply}"
+    return require(reply.status != 200, f"GET share-status of an unknown share → {reply}")
 
 
 @checks.should("QUEUE-001", "queue-status is counts by round, or 404", "protocol §2: queue-status")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/queue-status")
-    require(_is_object(reply) or reply.status == 404, f"GET queue-status → {reply}")
-    return f"GET queue-status → {reply}"
+    return require(_is_object(reply) or reply.status == 404, f"GET queue-status → {reply}")
 
 
 def _is_object(reply: Reply) -> bool:
@@ -158,8 +148,7 @@ async def _get_counts(session: Session) -> dict[str, Any]:
 async def _(session: Session) -> str:
     counts = await _get_counts(session)
     names = ("total", "pending", "submitted", "failed")
-    require(all(type(counts.get(name)) is int for name in names), f"queue-status of the round: {counts}")
-    return f"queue-status of the round: {counts}"
+    return require(all(type(counts.get(name)) is int for name in names), f"queue-status of the round: {counts}")
 
 
 @checks.should(
@@ -169,8 +158,7 @@ async def _(session: Session) -> str:
     counts = await _get_counts(session)
     parts = [counts.get(name) for name in ("ready", "not_yet_due", "processing")]
     is_sum = all(type(part) is int for part in parts) and sum(p for p in parts if p) == counts.get("pending")
-    require(is_sum, f"queue-status of the round: {counts}")
-    return f"queue-status of the round: {counts}"
+    return require(is_sum, f"queue-status of the round: {counts}")
 
 
 @checks.must("QUEUE-004", "an accepted share is counted", "protocol §2: queue-status", shares=1, needs_shares=True)
@@ -180,8 +168,7 @@ async def _(session: Session) -> str:
     after = await _get_counts(session)
     require(first.outcome == "queued", f"POST → {first}")
     grown = after.get("total", 0) - before.get("total", 0)
-    require(grown >= 1, f"queue-status before {before}, after a POST {after}")
-    return f"queue-status before {before}, after a POST {after}"
+    return require(grown >= 1, f"queue-status before {before}, after a POST {after}")
 
 
 @checks.must("QUEUE-005", "queue-status without the token is 401", "protocol §2: queue-status", needs_token=True)
@@ -191,8 +178,7 @@ async def _(session: Session) -> str:
     if not _is_object(served):
         raise CheckSkipped(f"queue-status is not served: {served}")
     reply = await session.client.get(path, token="")
-    require(reply.status == 401, f"GET queue-status without token → {reply}")
-    return f"GET queue-status without token → {reply.status}"
+    return require(reply.status == 401, f"GET queue-status without token → {reply}")
 
 
 async def _get_summary(session: Session) -> tuple[Reply, dict[str, Any]]:
@@ -206,8 +192,7 @@ async def _get_summary(session: Session) -> tuple[Reply, dict[str, Any]]:
 @checks.should("SUMMARY-001", "queue-summary is served without token", "protocol-now §12 row 12", needs_shares=True)
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{PREFIX}/queue-summary/{session.template.round_id.hex()}", token="")
-    require(_is_object(reply), f"GET queue-summary → {reply}")
-    return f"GET queue-summary → {reply}"
+    return require(_is_object(reply), f"GET queue-summary → {reply}")
 
 
 @checks.must(
@@ -238,8 +223,7 @@ async def _(session: Session) -> str:
 @checks.must("SUMMARY-005", "the response has the requested round id", _SUMMARY, needs_shares=True)
 async def _(session: Session) -> str:
     _, value = await _get_summary(session)
-    require(value.get("round_id") == session.template.round_id.hex(), f"round_id {value.get('round_id')}")
-    return f"round_id {value.get('round_id')}"
+    return require(value.get("round_id") == session.template.round_id.hex(), f"round_id {value.get('round_id')}")
 
 
 @checks.must("SUMMARY-006", "every total is the sum of its counts", _SUMMARY, needs_shares=True)
@@ -287,21 +271,18 @@ async def _(session: Session) -> str:
     age = session.clock.now() - value["generated_at"]
     # The queue monitor's limit. The clocks may differ.
     limit = max(300, 2 * value["bucket_seconds"])
-    require(abs(age) <= limit, f"generated {age:.0f} s ago")
-    return f"generated {age:.0f} s ago"
+    return require(abs(age) <= limit, f"generated {age:.0f} s ago")
 
 
 @checks.should("SUMMARY-011", "an unknown round is 404", _SUMMARY, needs_shares=True)
 async def _(session: Session) -> str:
     await _get_summary(session)
     reply = await session.client.get(f"{PREFIX}/queue-summary/{proofs.random_field().hex()}")
-    require(reply.status == 404, f"GET queue-summary of an unknown round → {reply}")
-    return f"GET queue-summary of an unknown round → {reply}"
+    return require(reply.status == 404, f"GET queue-summary of an unknown round → {reply}")
 
 
 @checks.must("SUMMARY-012", "a malformed round is 400 or 404", _SUMMARY, needs_shares=True)
 async def _(session: Session) -> str:
     await _get_summary(session)
     reply = await session.client.get(f"{PREFIX}/queue-summary/zz")
-    require(reply.status in (400, 404), f"GET queue-summary/zz → {reply}")
-    return f"GET queue-summary/zz → {reply}"
+    return require(reply.status in (400, 404), f"GET queue-summary/zz → {reply}")

@@ -60,8 +60,6 @@ def refused(sent: str, reply: Reply, *reasons: Reason, path: Sequence[str] = ())
 
     Args:
         sent: the request, for the observation.
-        reply: the response.
-        reasons: the reasons that the request gives.
         path: the altered field, after the objects that it is in. A text that names only other fields does not fit.
 
     Raises:

@@ -241,15 +241,13 @@ async def _(session: Session) -> str:
 @checks.must("RESTART-006", "a revealed share is still confirmed", "protocol-now §12 row 7", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).revealed_status
-    require(reply is not None and reply.is_confirmed, f"GET share-status of a revealed share → {reply}")
-    return f"GET share-status of a revealed share → {reply}"
+    return require(reply is not None and reply.is_confirmed, f"GET share-status of a revealed share → {reply}")
 
 
 @checks.must("RESTART-007", "a revealed share is still `duplicate`", "protocol §2: it stays duplicate", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).revealed_again
-    require(reply is not None and reply.outcome == "duplicate", f"POST of a revealed share → {reply}")
-    return f"POST of a revealed share → {reply}"
+    return require(reply is not None and reply.outcome == "duplicate", f"POST of a revealed share → {reply}")
 
 
 @checks.must("RESTART-008", "a revealed share is not sent again", "protocol R12", **_ON_CHAIN)
@@ -264,11 +262,9 @@ async def _(session: Session) -> str:
 @checks.must("RESTART-009", "a new share is queued after the restart", "protocol R9", **_ON_CHAIN)
 async def _(session: Session) -> str:
     reply = (await _restarted(session)).late
-    require(reply is not None and reply.outcome == "queued", f"POST of a new share → {reply}")
-    return f"POST of a new share → {reply}"
+    return require(reply is not None and reply.outcome == "queued", f"POST of a new share → {reply}")
 
 
 def _require_duplicates(what: str, replies: Sequence[Reply]) -> str:
     is_met = bool(replies) and {reply.outcome for reply in replies} == {"duplicate"}
-    require(is_met, f"repeats of shares {what} → {describe_many(replies) or 'none accepted'}")
-    return f"repeats of shares {what} → {describe_many(replies)}"
+    return require(is_met, f"repeats of shares {what} → {describe_many(replies) or 'none accepted'}")

@@ -28,6 +28,7 @@ _LEAD_POSTS: Final = 60
 """The same for a slow helper, in durations of a post."""
 _MAX_LEAD_SECONDS: Final = 60
 _REPEATED: Final = "repeated with 0"
+_REPEATED_LATER: Final = "repeated with a later time"
 _REPEATED_LATER_SECONDS: Final = 5
 """Seconds by which the repeated share is due later than the others."""
 _GRACE_SECONDS: Final = 5.0
@@ -127,7 +128,7 @@ async def _post_all(session: Session) -> list[_Timed]:
     for _ in range(2):
         await post("timed", first)
     moved_back = await post(_REPEATED, first + _REPEATED_LATER_SECONDS)
-    moved_on = await post("repeated with a later time", first)
+    moved_on = await post(_REPEATED_LATER, first)
     for _ in range(_MANY):
         await post("same second", first + 1)
     session.record_accepted(moved_back, 0, session.clock.now())
@@ -248,41 +249,33 @@ async def _(session: Session) -> str:
     return f"the earliest was sent {first:.2f} s after its time"
 
 
-@checks.must("CHAIN-003", "submit_at 0 is revealed at once", "protocol R2", **_NEEDS)
-async def _(session: Session) -> str:
-    return await _require_counted(session, "zero")
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A kind of share that must be counted in time."""
+
+    number: int
+    name: str
+    source: str
+    kind: str
+
+    async def __call__(self, session: Session) -> str:
+        return await _require_counted(session, self.kind)
 
 
-@checks.must("CHAIN-004", "a missing submit_at is revealed at once", "protocol R2", **_NEEDS)
-async def _(session: Session) -> str:
-    return await _require_counted(session, "absent")
-
-
-@checks.must("CHAIN-005", "a submit_at in the past is revealed at once", "protocol R2", **_NEEDS)
-async def _(session: Session) -> str:
-    return await _require_counted(session, "past")
-
-
-@checks.must("CHAIN-006", "submit_at 1 is revealed at once", "protocol-now §12 row 10", **_NEEDS)
-async def _(session: Session) -> str:
-    return await _require_counted(session, "one")
-
-
-@checks.must(
-    "CHAIN-007",
-    "a repeat with submit_at 0 does not delay",
-    "protocol R10: the stored time, or the earlier one",
-    **_NEEDS,
+_PROMPT: Final = (
+    _Prompt(3, "submit_at 0 is revealed at once", "protocol R2", "zero"),
+    _Prompt(4, "a missing submit_at is revealed at once", "protocol R2", "absent"),
+    _Prompt(5, "a submit_at in the past is revealed at once", "protocol R2", "past"),
+    _Prompt(6, "submit_at 1 is revealed at once", "protocol-now §12 row 10", "one"),
+    _Prompt(
+        7,
+        "a repeat with submit_at 0 does not delay",
+        "protocol R10: the stored time, or the earlier one",
+        _REPEATED,
+    ),
+    _Prompt(8, "a repeat with a later time does not delay", "protocol R10: the stored time is kept", _REPEATED_LATER),
 )
-async def _(session: Session) -> str:
-    return await _require_counted(session, _REPEATED)
-
-
-@checks.must(
-    "CHAIN-008", "a repeat with a later time does not delay", "protocol R10: the stored time is kept", **_NEEDS
-)
-async def _(session: Session) -> str:
-    return await _require_counted(session, "repeated with a later time")
+checks.add_cases("CHAIN", "{}", _PROMPT, **_NEEDS)
 
 
 @checks.should("CHAIN-009", "every share is counted within 10 s", "protocol R6: no delay", **_NEEDS)

@@ -36,8 +36,7 @@ class _Route:
         reply = await session.client.send(self.method, self.path, content=content, headers={"Accept": self.accept})
         seen = f"{self.method} {self.path} → {reply}"
         require(reply.status in _MISSING, seen)
-        require(_is_bare_error(reply), seen)
-        return seen
+        return require(_is_bare_error(reply), seen)
 
 
 def _is_bare_error(reply: Reply) -> bool:
@@ -95,8 +94,7 @@ async def _(session: Session) -> str:
     reply = await session.client.post(b"{}")
     value = reply.json()
     is_error = isinstance(value, dict) and value.get("status") == "error" and isinstance(value.get("error"), str)
-    require(is_error, f"POST {{}} → {reply}")
-    return f"POST {{}} → {reply}"
+    return require(is_error, f"POST {{}} → {reply}")
 
 
 @checks.must("ERROR-006", "an error does not repeat values of the share", "protocol §6.9: secrets in logs")
@@ -116,8 +114,7 @@ async def _(session: Session) -> str:
 @checks.should("ERROR-007", "a malformed field gets 400", "protocol §2: lengths, ranges 400")
 async def _(session: Session) -> str:
     reply = await session.client.post(encode(session.invented().body(proposal_id="text")))
-    require(reply.status == 400, f"POST with a text as proposal_id → {reply}")
-    return f"POST with a text as proposal_id → {reply}"
+    return require(reply.status == 400, f"POST with a text as proposal_id → {reply}")
 
 
 def _require_json(sent: str, reply: Reply, reason: Reason) -> str:

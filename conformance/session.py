@@ -36,13 +36,7 @@ MakeBody = Callable[[TestShare, int], Body | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A share that the helper accepted in this run.
-
-    Attributes:
-        share: the share.
-        due_at: Unix second from which it may be revealed.
-        posted_at: when it was posted, Unix seconds.
-    """
+    """A share that the helper accepted in this run, and the Unix seconds at which it was due and was posted."""
 
     share: TestShare
     due_at: float
@@ -53,11 +47,8 @@ class Session:
     """State and tools that the checks of one run share.
 
     Args:
-        client: sends requests to the helper under test.
-        clock: the time.
-        chain: the dev chain that the helper uses; None if there is none.
-        shares_file: file of real shares; None if there is none.
-        restart_command: restarts the helper; None if there is none.
+        chain: the dev chain that the helper uses.
+        shares_file: file of real shares.
         share_count: number of new shares that the selected checks post.
         reveal_seconds: seconds after its time within which a share must be counted.
     """
@@ -320,10 +311,8 @@ class Session:
         """Post a share that the helper must accept, and record it.
 
         Args:
-            share: the share.
             submit_at: when to reveal it; None for far ahead, or the time in its file.
             body: replaces the JSON of the share.
-            headers: headers of the request.
         """
         due = self.time_for(share) if submit_at is None else submit_at
         content = body if isinstance(body, bytes) else encode(share.body(due) if body is None else body)
@@ -333,9 +322,7 @@ class Session:
             self.record_accepted(share, due, posted_at)
         return reply
 
-    async def post_until_accepted(
-        self, share: TestShare, submit_at: int | None = None, *, seconds: float = ACCEPT_SECONDS
-    ) -> Reply:
+    async def post_until_accepted(self, share: TestShare, *, seconds: float = ACCEPT_SECONDS) -> Reply:
         """Post a share of a new vote until the helper, which reads the vote's block first, accepts it.
 
         Returns:
@@ -343,7 +330,7 @@ class Session:
         """
         ends_at = self.clock.monotonic() + seconds
         while True:
-            reply = await self.post_share(share, submit_at)
+            reply = await self.post_share(share)
             if reply.is_accepted or self.clock.monotonic() >= ends_at:
                 return reply
             await self.clock.sleep(_RETRY_SECONDS)

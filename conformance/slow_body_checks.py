@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from conformance.check_failures import CheckFailed, CheckSkipped, require
-from conformance.checks import CheckList, Phase
+from conformance.checks import CheckList, Level, Phase
 from conformance.http_requests import ATTEMPT_HEADER, JSON_TYPE, ConnectionEnded, RawConnection, Reply, open_raw
 from conformance.refusals import Reason, refused
 from conformance.session import Session
@@ -121,8 +121,7 @@ async def _get_receipt(session: Session) -> tuple[Reply, str]:
 async def _(session: Session) -> str:
     stalled, _ = await session.once(_stall_with_token)
     seen = f"half a body with a token → {stalled} after {stalled.seconds:.0f} s"
-    require(stalled.has_receipt, seen)
-    return seen
+    return require(stalled.has_receipt, seen)
 
 
 @checks.must("SLOW-002", "the receipt has exactly its fields and the token", _ROW_4, phase=Phase.SLOW)
@@ -170,8 +169,7 @@ async def _(session: Session) -> str:
     stalled, _ = await session.once(_stall_with_token)
     # A helper may time out a stalled body before the 30 s are over.
     seen = f"half a body → {stalled} after {stalled.seconds:.1f} s"
-    require(stalled.seconds >= 9.5, seen)
-    return seen
+    return require(stalled.seconds >= 9.5, seen)
 
 
 @checks.must("SLOW-008", "half a body with a token is refused", "protocol-now §2: 400 or 408", phase=Phase.SLOW)
@@ -193,8 +191,7 @@ async def _(session: Session) -> str:
     stalled = await _stall(session, [])
     seen = f"half a body without a token → {stalled}"
     reply = stalled.reply
-    require(reply is not None and reply.status == 503 and reply.header("retry-after") in ("1", "2"), seen)
-    return seen
+    return require(reply is not None and reply.status == 503 and reply.header("retry-after") in ("1", "2"), seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +210,7 @@ class _NoReceipt:
 
 
 _LOWER: Final = "0123456789abcdef" * 4
-for _case in (
+_NO_RECEIPTS: Final = (
     _NoReceipt(10, "no token", ()),
     _NoReceipt(11, "a token in upper case", (_LOWER.upper(),)),
     _NoReceipt(12, "two tokens", (_LOWER, "ab" * 32)),
@@ -223,13 +220,9 @@ for _case in (
     _NoReceipt(16, "a token that is not hex", (_LOWER[:63] + "g",)),
     _NoReceipt(17, "an empty token", ("",)),
     _NoReceipt(18, "two tokens in one header", (f"{_LOWER},{_LOWER}",)),
-):
-    checks.must(
-        f"SLOW-{_case.number:03}",
-        f"half a body with {_case.name} gets no receipt",
-        "protocol-now §2: token missing, twice, upper case, short",
-        phase=Phase.SLOW,
-    )(_case)
+)
+_TOKENS: Final = "protocol-now §2: token missing, twice, upper case, short"
+checks.add_cases("SLOW", "half a body with {} gets no receipt", _NO_RECEIPTS, _TOKENS, phase=Phase.SLOW)
 
 
 @checks.must("SLOW-020", "a body with one byte missing is 408", _ROW_3, phase=Phase.SLOW, shares=1, needs_shares=True)
@@ -238,19 +231,12 @@ async def _(session: Session) -> str:
     share, token = session.take(), _new_token()
     content = encode(share.body(session.time_for(share)))
     reply = (await _stall(session, [(ATTEMPT_HEADER, token)], content=content)).receipt()
-    require(reply.status == 408 and reply.json() == _receipt(token), f"all but one byte → {reply}")
-    return f"all but one byte → {reply.status}"
+    return require(reply.status == 408 and reply.json() == _receipt(token), f"all but one byte → {reply}")
 
 
 @dataclass(frozen=True, slots=True)
 class _AfterRefusal:
-    """A complete share in a body with one byte missing. After the response, the share must not be known.
-
-    Attributes:
-        number: number in the id.
-        name: what follows the response.
-        late: what is sent after the response.
-    """
+    """A complete share in a body with one byte missing. After the response and `late`, the share must not be known."""
 
     number: int
     name: str
@@ -269,22 +255,15 @@ class _AfterRefusal:
 async def _require_unknown(session: Session, share: TestShare, sent: str) -> str:
     """Require that a share was not stored."""
     reply = await session.post_share(share)
-    require(reply.outcome == "queued", f"{sent}, then the whole share → {reply}")
-    return f"{sent}, then the whole share → {reply}"
+    return require(reply.outcome == "queued", f"{sent}, then the whole share → {reply}")
 
 
-for _after in (
+_AFTER: Final = (
     _AfterRefusal(21, "after a receipt the share is not known"),
     _AfterRefusal(26, "the missing byte after a receipt stores nothing", b" "),
-):
-    checks.must(
-        f"SLOW-{_after.number:03}",
-        _after.name,
-        "protocol-now §2: meaning of the receipt",
-        phase=Phase.SLOW,
-        shares=1,
-        needs_shares=True,
-    )(_after)
+)
+_POSTING: Final[dict[str, Any]] = {"phase": Phase.SLOW, "shares": 1, "needs_shares": True}
+checks.add_cases("SLOW", "{}", _AFTER, "protocol-now §2: meaning of the receipt", **_POSTING)
 
 
 @checks.must("SLOW-022", "a slow body in chunks gets its receipt", _ROW_3, phase=Phase.SLOW)
@@ -295,8 +274,7 @@ async def _(session: Session) -> str:
         head = [("Content-Type", JSON_TYPE), ("Transfer-Encoding", "chunked"), (ATTEMPT_HEADER, token)]
         await connection.send(connection.head(head) + b"%x\r\n%s\r\n" % (len(content), content))
         reply = (await _wait_for_end(session, connection)).receipt()
-    require(reply.status == 408 and reply.json() == _receipt(token), f"a chunk and no end → {reply}")
-    return f"a chunk and no end → {reply.status}"
+    return require(reply.status == 408 and reply.json() == _receipt(token), f"a chunk and no end → {reply}")
 
 
 @checks.must(
@@ -345,17 +323,12 @@ async def _(session: Session) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Disconnect:
-    """A complete share in a body that does not end before a disconnect. The share must not be known.
-
-    Attributes:
-        number: number in the id.
-        name: what is missing.
-        make: creates the bytes from a connection and the share's JSON.
-    """
+    """A complete share in a body that does not end before a disconnect. The share must not be known."""
 
     number: int
     name: str
     make: Callable[[RawConnection, bytes], bytes]
+    level: Level = "should"
 
     async def __call__(self, session: Session) -> str:
         share = session.take()
@@ -375,15 +348,8 @@ def _without_last_chunk(connection: RawConnection, content: bytes) -> bytes:
     return head + b"%x\r\n%s\r\n" % (len(content), content)
 
 
-for _disconnect in (
+_DISCONNECTS: Final = (
     _Disconnect(25, "the last byte", _without_last_byte),
     _Disconnect(27, "the last chunk", _without_last_chunk),
-):
-    checks.should(
-        f"SLOW-{_disconnect.number:03}",
-        f"a disconnect before {_disconnect.name} stores nothing",
-        "RFC 9112 §8",
-        phase=Phase.SLOW,
-        shares=1,
-        needs_shares=True,
-    )(_disconnect)
+)
+checks.add_cases("SLOW", "a disconnect before {} stores nothing", _DISCONNECTS, "RFC 9112 §8", **_POSTING)

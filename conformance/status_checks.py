@@ -29,57 +29,49 @@ async def _get_status(session: Session) -> Reply:
 @checks.must("STATUS-001", "responds 200", _LIBRARY)
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    require(200 <= reply.status < 300, f"GET status → {reply}")
-    return f"GET status → {reply}"
+    return require(200 <= reply.status < 300, f"GET status → {reply}")
 
 
 @checks.must("STATUS-002", 'has "status":"ok"', _LIBRARY)
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    require(reply.outcome == "ok", f"GET status → {reply}")
-    return f"GET status → {reply}"
+    return require(reply.outcome == "ok", f"GET status → {reply}")
 
 
 @checks.must("STATUS-003", "is application/json", _LIBRARY)
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    require(reply.media_type == JSON_TYPE, f"GET status → {reply}")
-    return f"GET status → {reply.header('content-type')}"
+    return require(reply.media_type == JSON_TYPE, f"GET status → {reply}")
 
 
 @checks.must("STATUS-004", "responds within 2 s", "protocol-now §12 row 6")
 async def _(session: Session) -> str:
     slowest = max([(await _get_status(session)).seconds for _ in range(3)])
-    require(slowest < STATUS_SECONDS, f"3 × GET status: slowest {slowest:.2f} s")
-    return f"3 × GET status: slowest {slowest:.2f} s"
+    return require(slowest < STATUS_SECONDS, f"3 × GET status: slowest {slowest:.2f} s")
 
 
 @checks.must("STATUS-005", "is at most 256 KiB", "wallet 5.3.0: response size")
 async def _(session: Session) -> str:
     reply = await _get_status(session)
-    require(len(reply.body) <= MAX_REPLY_BYTES, f"GET status → {len(reply.body)} bytes")
-    return f"GET status → {len(reply.body)} bytes"
+    return require(len(reply.body) <= MAX_REPLY_BYTES, f"GET status → {len(reply.body)} bytes")
 
 
 @checks.must("STATUS-006", "does not redirect or need a query", "wallet 5.3.0: redirects are failures")
 async def _(session: Session) -> str:
     reply = await session.client.get(f"{STATUS_PATH}?t=1")
-    require(reply.status == 200, f"GET status?t=1 → {reply}")
-    return f"GET status?t=1 → {reply.status}"
+    return require(reply.status == 200, f"GET status?t=1 → {reply}")
 
 
 @checks.must("STATUS-007", "needs no token", "protocol §2: GET status")
 async def _(session: Session) -> str:
     reply = await session.client.get(STATUS_PATH, token="")
-    require(reply.status == 200, f"GET status without token → {reply}")
-    return f"GET status without token → {reply.status}"
+    return require(reply.status == 200, f"GET status without token → {reply}")
 
 
 @checks.should("STATUS-008", "responds to HEAD as to GET, without a body", "RFC 9110 §9.3.2")
 async def _(session: Session) -> str:
     reply = await session.client.send("HEAD", STATUS_PATH)
-    require(reply.status == 200 and not reply.body, f"HEAD status → {reply}")
-    return f"HEAD status → {reply.status}"
+    return require(reply.status == 200 and not reply.body, f"HEAD status → {reply}")
 
 
 @checks.should("STATUS-009", "has a tree of two numbers, if it has one", "protocol §2: GET status")
@@ -88,8 +80,7 @@ async def _(session: Session) -> str:
     tree = value.get("tree") if isinstance(value, dict) else None
     names = ("leaf_count", "anchor_height")
     is_valid = tree is None or (isinstance(tree, dict) and all(type(tree.get(name)) is int for name in names))
-    require(is_valid, f"GET status → tree {tree}")
-    return f"GET status → tree {tree}"
+    return require(is_valid, f"GET status → tree {tree}")
 
 
 @checks.must("CORS-001", "status allows every origin", "protocol §2: CORS")
@@ -137,8 +128,7 @@ async def _(session: Session) -> str:
 @checks.should("CORS-006", "preflight has no content", "protocol §2: preflight 204")
 async def _(session: Session) -> str:
     reply = await _preflight(session, SHARES_PATH, "POST", "content-type")
-    require(reply.status == 204 and not reply.body, f"OPTIONS shares → {reply}")
-    return f"OPTIONS shares → {reply.status}"
+    return require(reply.status == 204 and not reply.body, f"OPTIONS shares → {reply}")
 
 
 @checks.must("CORS-007", "preflight allows POST", "protocol §2: preflight 204")
@@ -147,8 +137,9 @@ async def _(session: Session) -> str:
     # POST is a CORS-safelisted method, which browsers allow without an entry in the list
     allowed = reply.header("access-control-allow-methods").upper()
     require(reply.status in _NO_CONTENT, f"OPTIONS shares → {reply}")
-    require(not allowed or "POST" in allowed or "*" in allowed, f"Access-Control-Allow-Methods: {allowed}")
-    return f"Access-Control-Allow-Methods: {allowed or 'none'}"
+    return require(
+        not allowed or "POST" in allowed or "*" in allowed, f"Access-Control-Allow-Methods: {allowed or 'none'}"
+    )
 
 
 @checks.must("CORS-008", "preflight allows Content-Type", "protocol §2: preflight 204")
@@ -174,12 +165,10 @@ async def _(session: Session) -> str:
 def require_any_origin(sent: str, reply: Reply) -> str:
     """Require that a response to a request from `ORIGIN` allows every origin. Returns the observation."""
     allowed = reply.header("access-control-allow-origin")
-    require(allowed in ANY_ORIGIN, f"{sent}: Access-Control-Allow-Origin {allowed or 'missing'}")
-    return f"{sent}: Access-Control-Allow-Origin {allowed}"
+    return require(allowed in ANY_ORIGIN, f"{sent}: Access-Control-Allow-Origin {allowed or 'missing'}")
 
 
 def _require_allowed_header(reply: Reply, name: str) -> str:
     allowed = reply.header("access-control-allow-headers")
     names = [part.strip().lower() for part in allowed.split(",")]
-    require(name in names or "*" in names, f"Access-Control-Allow-Headers: {allowed or 'missing'}")
-    return f"Access-Control-Allow-Headers: {allowed}"
+    return require(name in names or "*" in names, f"Access-Control-Allow-Headers: {allowed or 'missing'}")
