@@ -97,7 +97,7 @@ class LinkedWallets:
         share = vote.shares[index]
         body = orjson.dumps(ballot.post_body(vote, share, position, submit_at))
         request = RawRequest("POST", SHARES_PATH, body, {"Content-Type": "application/json"})
-        self._ledger.record_post(share.nullifier, vote.round_id, submit_at, position)
+        self._ledger.record_post(share.nullifier, vote.round_id, submit_at)
         refused_at: float | None = None
         while refused_at is None or time.monotonic() < refused_at + MAX_RETRY_SECONDS:
             status, retry_after = await self._post_once(request)
@@ -202,7 +202,7 @@ async def _post_in_parallel(
     async def post(vote: Ballot, index: int, position: int) -> None:
         share = vote.shares[index]
         body = orjson.dumps(ballot.post_body(vote, share, position, submit_at))
-        group.ledger.record_post(share.nullifier, vote.round_id, submit_at, position)
+        group.ledger.record_post(share.nullifier, vote.round_id, submit_at)
         started_at = time.monotonic()
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(RawRequest("POST", SHARES_PATH, body, {"Connection": "close"}).encode_head() + body)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devnet.ballot import Ballot
+from devnet.ballot import SHARE_COUNT, Ballot
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import CampaignRun, Findings
@@ -37,7 +37,6 @@ from tests.support.tasks import is_met_within, running
 
 PASSPHRASE = "correct horse battery staple"
 ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": PASSPHRASE}
-SHARES_PER_VOTE = 16
 
 
 @dataclass
@@ -82,12 +81,12 @@ async def _run_cycle(
     async with running(
         wallets.post_shares(votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
     ) as posting:
-        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARE_COUNT // 3)
         # no command replaces an existing file
         output = setting.directory / f"backup-{len(losses.unprotected_spans)}.age"
         backup_started_at = time.time()
         await _create_backup(setting, findings, helper, output, votes)
-        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 2)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARE_COUNT // 2)
         await _wait_for_newer_reveals(helper, chain, backup_started_at)
         await helper.kill()
         losses.unprotected_spans.append((backup_started_at, time.time()))
@@ -142,7 +141,7 @@ async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, num
 async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, since: float) -> None:
     """Wait until one block has counted a reveal sent since the backup."""
     async with helper.timeout("has revealed shares since the backup"):
-        while sum(entry["time"] > since for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
+        while sum(entry["time"] > since for entry in await chain.broadcasts()) < SHARE_COUNT:
             await asyncio.sleep(0.1)
     await chain.mine()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +99,9 @@ class Findings:
 
     def require_equal(self, name: str, value: FigureValue, expected: FigureValue) -> None:
         self._record_goal(name, value, f"= {expected}", value == expected)
+
+    def require_none(self, name: str, found: Iterable[object]) -> None:
+        self.require_equal(name, ", ".join(sorted(map(str, found))) or "none", "none")
 
     @property
     def is_held(self) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from devnet.ballot import SHARE_COUNT
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import CampaignRun, Findings
@@ -27,7 +28,6 @@ from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, unix_time_in
 
-SHARES_PER_VOTE = 16
 FAR_AHEAD_SECONDS = 1800
 """Seconds until the shares posted during the herd are due: never in this run."""
 ROUND_SECONDS = 3600
@@ -46,23 +46,23 @@ async def run(setting: CampaignRun) -> Findings:
         far_due = unix_time_in(FAR_AHEAD_SECONDS)
         started_at = time.monotonic()
         await others.post_shares(other_votes[:5], lambda: far_due)
-        post_rate = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
-        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / post_rate)
+        post_rate = 5 * SHARE_COUNT / (time.monotonic() - started_at)
+        due = unix_time_in(2 + 1.3 * len(votes) * SHARE_COUNT / post_rate)
         await herd.post_shares(votes, lambda: due)
         findings.require_at_least("seconds from the herd's last POST to its due time", due - time.time(), 0)
         others.ledger.response_seconds.clear()
         posting = asyncio.create_task(
             others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
         )
-        await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
-        findings.record_figure("shares revealed per second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
+        await _wait_until_confirmed(chain, helper, len(votes) * SHARE_COUNT)
+        findings.record_figure("shares revealed per second", len(votes) * SHARE_COUNT / (time.time() - due))
         await posting
         await _check_herd(findings, chain, helper, herd.ledger, others.ledger, due)
         rho = rank_correlation(list(herd.ledger.acknowledged_at), await _broadcast_order(chain, herd.ledger))
         findings.require_at_most(
             "rank correlation of arrival and broadcast",
             abs(rho),
-            setting.scale(0.05, chance_bound(len(votes) * SHARES_PER_VOTE)),
+            setting.scale(0.05, chance_bound(len(votes) * SHARE_COUNT)),
         )
     return findings
 

@@ -45,7 +45,7 @@ from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.honest_clients import run_honest_clients
 from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory, unsent_mb
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess
+from tests.support.harness import REAL_PROGRAM, HelperProcess, run_helper
 from tests.support.servers import serve_connections
 from tests.support.tasks import is_met_within
 
@@ -62,17 +62,11 @@ UNREAD_SECONDS = 10.0
 
 
 class EndlessNode:
-    """A proxy for a chain node that sends an endless response for `LEAVES_PATH`.
-
-    Attributes:
-        url: base URL of the proxy.
-        endless_responses: number of endless responses in progress.
-    """
+    """A proxy for a chain node that sends an endless response for `LEAVES_PATH`, and counts those in progress."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
         self._target = (address.hostname or "", address.port or 0)
-        self.url = ""
         self.endless_responses = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,21 +112,15 @@ async def _run_gateway(
     setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
 ) -> AsyncIterator[tuple[EndlessNode, HelperProcess]]:
     """Run a gateway without a queue in front of an endless node; yield both."""
-    directory = setting.directory / "gateway"
     node = EndlessNode(chain.nodes[0]["rest"])
     disabled = {"disable": True}
     sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
     async with serve_connections(node.serve) as port:
-        node.url = f"http://127.0.0.1:{port}"
-        helper = HelperProcess(directory, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
-        try:
-            await helper.start()
-            async with helper.timeout("forwards requests"):
-                while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
-                    await asyncio.sleep(0.05)
+        sections["chain"] = {"endpoints": [f"http://127.0.0.1:{port}"], "rpc": [""]}
+        directory = setting.directory / "gateway"
+        async with run_helper(directory, http, chain, program=REAL_PROGRAM, until="listening", **sections) as helper:
+            await helper.wait_for_response(READ_REQUEST.path, 200)
             yield node, helper
-        finally:
-            await helper.kill()
 
 
 async def attack_gateway(

@@ -13,7 +13,6 @@ Requirements. No honest registration is refused or lost, and no network occupies
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -22,19 +21,18 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from cosmpy.crypto.address import Address
 
-from admin import account_keys
-from admin.registration_request import ACCOUNT_PREFIX, RegistrationRequest
+from admin.registration_request import ACCOUNT_PREFIX
 from helper.observability.stats import percentile
 from tests.campaign.attack_clients import RawRequest, ReusedConnection, flood
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess
+from tests.support.harness import REAL_PROGRAM, HelperProcess, run_helper
+from tests.unit.admin.fixtures import sign_registration
 
 MAX_REGISTRATIONS = 10_000
 NETWORK_COUNT = 100
@@ -66,9 +64,8 @@ async def attack_registration(
 ) -> None:
     """Fill all places, keep registering, and check honest validators' results."""
     directory = setting.directory / "registration"
-    helper = HelperProcess(directory, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
-    await helper.start()
-    try:
+    section = {"trusted_proxies": [PROXY_ADDRESS], "disable": True}
+    async with run_helper(directory, http, chain, program=REAL_PROGRAM, until="listening", helper=section) as helper:
         assert await helper.stop() == 0
         path = directory / "svote-admin.db"
         _fill_registrations(path, setting.seeded_random("places"))
@@ -77,8 +74,6 @@ async def attack_registration(
         await _check_list(findings, helper, http, honest)
         await _stop_with_abandoned_requests(findings, helper)
         _check_file(findings, path)
-    finally:
-        await helper.kill()
 
 
 def _fill_registrations(path: Path, rng: random.Random) -> None:
@@ -101,13 +96,7 @@ def _fill_registrations(path: Path, rng: random.Random) -> None:
 
 
 def _signed_registration(key: bytes, moniker: str) -> bytes:
-    signer, pub_key, _ = account_keys.sign_data(b"", key)
-    claim = RegistrationRequest(signer, "https://validator.example.org", moniker, int(time.time()))
-    _, _, signature = account_keys.sign_data(claim.signed_text(), key)
-    fields: dict[str, Any] = json.loads(claim.signed_text())
-    fields["signature"] = base64.b64encode(signature).decode()
-    fields["pub_key"] = base64.b64encode(pub_key).decode()
-    return json.dumps(fields).encode()
+    return json.dumps(sign_registration(key, moniker=moniker, timestamp=int(time.time()))).encode()
 
 
 def _hostile_requests(bodies: Iterable[bytes], rng: random.Random) -> Iterator[RawRequest]:

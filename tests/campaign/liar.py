@@ -123,12 +123,10 @@ async def run(setting: CampaignRun) -> Findings:
     scenarios = [*product(SCENARIOS, (2, 3), (True, False))]
     if setting.is_quick:  # each once, from the first listing, with two and three nodes in turn
         scenarios = [(lies, 2 + number % 2, True) for number, lies in enumerate(QUICK_SCENARIOS)]
-    lanes = list[list[tuple[tuple[Lie, ...], bool]]]()
     async with asyncio.TaskGroup() as group:
         for nodes, half in product((2, 3), range(LANE_COUNT // 2)):
             selected = [(lies, early) for lies, count, early in scenarios if count == nodes][half :: LANE_COUNT // 2]
             directory = setting.directory / f"nodes{nodes}-{half}"
-            lanes.append(selected)
             group.create_task(_run_lane(setting, findings, lateness, directory, nodes, selected))
     bound = setting.scale(MAX_LATENESS_SECONDS, MAX_LATENESS_SECONDS_BUSY)
     findings.require_percentile("lateness while a node lies", lateness, 0.99, bound)

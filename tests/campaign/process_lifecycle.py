@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from devnet.ballot import SHARE_COUNT
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import check_promises, count_confirmed, wait_until_drained
 from tests.campaign.wallet_clients import WalletGroup
@@ -19,7 +20,6 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.process import find_free_port
 
 WORKER_COUNT = 2
-SHARES_PER_VOTE = 16
 IMMEDIATE_PROBABILITY = 0.25
 """Fraction of the shares without a due time."""
 MAX_AHEAD_SECONDS = 5.0
@@ -172,7 +172,7 @@ async def create_lifecycle(
                 ),
                 round_id=await chain.open_round(),
                 start_count=number,
-                votes=shares // SHARES_PER_VOTE,
+                votes=shares // SHARE_COUNT,
                 proof_log=directory / "tally",
                 seconds=seconds,
                 rng=setting.seeded_random(f"{part} times"),

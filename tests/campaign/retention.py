@@ -39,11 +39,12 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.tx import Reveal, decode
 from tests.campaign import process_monitor, promise_check
+from tests.campaign.attack_clients import SHARES_PATH
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.canaries import SecretScanner, Votes, collect_nullifiers, malformed_bodies, stored_secrets
 from tests.campaign.postgres_remains import PostgresSearch
 from tests.campaign.sqlite_remains import SqliteSearch
-from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_chain, run_helper, unix_time_in
 from tests.support.process import wait_until_gone
@@ -92,9 +93,7 @@ async def _run_checks(
     other_files = {path for path in other_files if path != str(helper.log) and not path.startswith(validators)}
     findings.record_figure("open files observed with", "strace" if opened.uses_strace else "polling")
     findings.require_at_least("files opened for writing", len(opened.paths), 2)
-    findings.require_equal(
-        "files opened for writing other than databases", ", ".join(sorted(other_files)) or "none", "none"
-    )
+    findings.require_none("files opened for writing other than databases", other_files)
     await _check_core_dumps(findings, setting, helper, pids, temp)
     scanner = SecretScanner(
         [*stored_secrets(votes).values(), *collect_nullifiers(votes).values()], [at for _, at in votes]
@@ -138,7 +137,9 @@ async def _run_waves(
     async with running(_query_operator_views(helper, responses)):
         await _post_malformed(helper, votes, later, setting.seeded_random("wrong"), responses)
         waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
-        seconds = [await _measure_erasure(search, chain, helper, wave, 16 * waiting) for wave, waiting in waves]
+        seconds = [
+            await _measure_erasure(search, chain, helper, wave, ballot.SHARE_COUNT * waiting) for wave, waiting in waves
+        ]
     search.findings.require_at_most("seconds from confirmation to erasure", max(seconds), PROMISED_ERASURE_SECONDS)
     search.check_after_confirmation(votes, await _public_values(chain, votes))
     for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(collect_nullifiers(votes))}.items():
@@ -254,6 +255,6 @@ async def _check_core_dumps(
         "False",
     )
     cores = process_monitor.find_core_files(directories, since)
-    findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
+    findings.require_none("core files", cores)
     for path in cores:
         path.unlink()

@@ -38,10 +38,11 @@ from tests.campaign.process_lifecycle import count_attempts
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.database_proxy import DatabaseProxy
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess
+from tests.support.harness import HelperProcess, run_chain
 from tests.support.postgres import Cluster, find_binaries
 from tests.support.process import find_free_port
 from tests.support.shared_queue import SharedQueueHosts
+from tests.support.tasks import is_met_within
 
 SCHEMA_NAME: Final = "queue"
 SLACK_SECONDS: Final = 5.0
@@ -50,7 +51,6 @@ RESUME_SECONDS: Final = 10.0
 """Seconds after a crash of the server within which reveals are sent again."""
 MAX_AHEAD_SECONDS: Final = 4.0
 """Seconds over which the shares of a vote fall due."""
-SHARES_PER_VOTE: Final = 16
 POSTER_COUNT: Final = 16
 """Maximum concurrent sends of one host (`helper.reveal.sender.CONCURRENT_RESENDS`)."""
 STOPPED_SENDER: Final = "SIGSTOP: sender"
@@ -176,17 +176,15 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
     """Run chain, database, proxy and hosts; stop them afterwards."""
     cluster = Cluster()
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
         proxy = DatabaseProxy(cluster.directory / ".s.PGSQL.5432")
         await stack.enter_async_context(proxy.listen())
-        chain = DevChain(setting.directory, http, "--block-seconds", "1", "--stand-in-proofs")
-        await chain.start()
-        stack.push_async_callback(chain.kill)
+        chain = await stack.enter_async_context(
+            run_chain(setting.directory, "--block-seconds", "1", "--stand-in-proofs")
+        )
         lease = setting.scale(10.0, 2.0)
-        hosts = _create_hosts(setting, http, chain, proxy, lease)
-        urls = [f"http://127.0.0.1:{port}" for port in _ports_by_host(hosts)]
+        hosts, urls = _create_hosts(setting, chain, proxy, lease)
         wallets = WalletGroup(chain, lambda: urls, setting.seeded_random("wallets"))
         env = Environment(
             setting, findings, chain, cluster, proxy, wallets, hosts, lease, setting.seeded_random("hurts")
@@ -200,30 +198,26 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
 
 
 def _create_hosts(
-    setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
-) -> dict[str, HelperProcess]:
-    """Create hosts by name without starting them; a name begins with the role."""
+    setting: CampaignRun, chain: DevChain, proxy: DatabaseProxy, lease: float
+) -> tuple[dict[str, HelperProcess], list[str]]:
+    """Create hosts by name without starting them; a name begins with the role. Returns also the URLs for wallets."""
     url = f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable"
-    hosts = SharedQueueHosts(setting.directory, http, chain, url=url, schema_name=SCHEMA_NAME, lease_seconds=lease)
+    hosts = SharedQueueHosts(
+        setting.directory, chain.http, chain, url=url, schema_name=SCHEMA_NAME, lease_seconds=lease
+    )
     kinds = {"takes": ("api", setting.scale(2, 1)), "proves": ("prover", 2), "sends": ("sender", 2)}
+    urls = []
     for kind, (role, number) in kinds.items():
         for index in range(number):
+            port = find_free_port()
             hosts.create_host(
                 f"{kind}-{index}",
-                helper={"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
+                helper={"role": role, "port": port, "max_concurrent_proofs": 1},
                 sender={"standby": True},
                 admin={"disable": True},
             )
-    return hosts.all_hosts
-
-
-def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
-    ports = []
-    for name, host in hosts.items():
-        if name.startswith("takes"):
-            lines = host.config.read_text().splitlines()
-            ports += [int(line.removeprefix("port = ")) for line in lines if line.startswith("port = ")]
-    return ports
+            urls += [f"http://127.0.0.1:{port}"] if role == "api" else []
+    return hosts.all_hosts, urls
 
 
 def _install_send_log(cluster: Cluster) -> None:
@@ -356,10 +350,7 @@ async def _check_promises(env: Environment) -> None:
     findings.require_at_least(
         "hosts that have sent", await env.query_value("SELECT count(DISTINCT host) FROM campaign.sends"), 2
     )
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(60):
-            while await env.query_value("SELECT count(*) FROM shares"):
-                await asyncio.sleep(0.1)
+    await is_met_within(60, lambda: env.query_value("SELECT count(*) = 0 FROM shares"))
     findings.require_equal("shares left in the database", await env.query_value("SELECT count(*) FROM shares"), 0)
     findings.require_equal("shares quarantined", await env.query_value("SELECT count(*) FROM damaged"), 0)
     for host in env.hosts.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
@@ -13,10 +14,11 @@ import httpx
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
+from tests.campaign.attack_clients import SHARES_PATH
 from tests.campaign.promise_check import ShareLedger
 from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, unix_time_in
 
-SHARES_PATH = "/shielded-vote/v1/shares"
 DueTimeSource = Callable[[], int]
 
 
@@ -84,7 +86,7 @@ class WalletGroup:
     ) -> None:
         share = vote.shares[index]
         body = ballot.post_body(vote, share, position, submit_at)
-        self.ledger.record_post(share.nullifier, vote.round_id, submit_at, position)
+        self.ledger.record_post(share.nullifier, vote.round_id, submit_at)
         end = time.monotonic() + timeout_seconds
         while time.monotonic() < end:
             for url in self._urls():
@@ -103,3 +105,13 @@ class WalletGroup:
                     self.refused.append((response.status_code, response.text))
                     return
             await asyncio.sleep(0.2)
+
+
+async def create_waiting_bodies(chain: DevChain, helper: HelperProcess, votes: int) -> tuple[bytes, list[bytes]]:
+    """Cast votes. Returns their round and the bodies of their shares, vote by vote, which are due in half an hour."""
+    round_id = await chain.open_round()
+    cast = await WalletGroup(chain, list, random.Random(7)).cast_votes(round_id, votes)
+    await helper.wait_for_leaf(round_id, max(position for _, position in cast))
+    due = unix_time_in(1800)
+    bodies = (ballot.post_body(vote, share, position, due) for vote, position in cast for share in vote.shares)
+    return round_id, [json.dumps(body).encode() for body in bodies]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,9 @@ import httpx
 import pytest
 
 from devnet import ballot
-from devnet.wallet import Wallet
+from tests.campaign.wallet_clients import create_waiting_bodies
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, run_helper, unix_time_in
+from tests.support.harness import run_helper
 from tests.support.memory_search import AddressSearch, is_in_process
 from tests.support.process import find_free_port
 from tests.support.proxies import PROXIES, run_proxy
@@ -72,7 +71,8 @@ async def test_service_behind_proxy_holds_no_client_address(
     metrics = {"enable": True, "port": find_free_port()}
     env = {"TEST_MARKER": MARKER}
     async with run_helper(state, http, chain, env=env, metrics=metrics) as helper:
-        round_id, bodies = await create_bodies(chain, helper)
+        round_id, bodies = await create_waiting_bodies(chain, helper, -(-SHARE_COUNT // ballot.SHARE_COUNT))
+        bodies = bodies[:SHARE_COUNT]
         async with run_proxy(proxy, proxy_directory, httpx.URL(helper.url).port or 0) as client:
             poster = ShortConnectionPoster(str(client.base_url), source=CLIENT_ADDRESS, headers=FORGED_HEADERS)
             accepted = await asyncio.to_thread(poster.run, bodies, 32)
@@ -97,20 +97,3 @@ async def test_service_behind_proxy_holds_no_client_address(
                 assert in_memory.pop("other", 0) <= MAX_CHANCE_HITS
                 assert in_memory == {}
                 assert {name for name, part in data.items() if search.count(part).keys() - {"other"}} == set()
-
-
-async def create_bodies(chain: DevChain, helper: HelperProcess) -> tuple[bytes, list[bytes]]:
-    """Cast votes. Returns their round and the bodies of `SHARE_COUNT` shares that are due later."""
-    round_id = await chain.open_round()
-    async with Wallet(chain.url, [], rng=random.Random(7)) as wallet:
-        count = -(-SHARE_COUNT // ballot.SHARE_COUNT)
-        votes = [await wallet.seal_ballot(round_id, 1 + number % 3, 1, weight=100) for number in range(count)]
-        positions = await asyncio.gather(*map(wallet.cast_ballot, votes))
-    await helper.wait_for_leaf(round_id, max(positions))
-    due = unix_time_in(1800)
-    bodies = [
-        json.dumps(ballot.post_body(vote, share, position, due)).encode()
-        for vote, position in zip(votes, positions, strict=True)
-        for share in vote.shares
-    ]
-    return round_id, bodies[:SHARE_COUNT]
