@@ -11,9 +11,7 @@ from tests.support.harness import HelperProcess
 
 
 class SqliteSearch:
-    """Searches a helper's file.
-    Args: findings: where the results are recorded. helper: the helper whose database file is searched.
-    """
+    """Searches a helper's file."""
 
     search_seconds = 0
     """Seconds that a search may take."""
@@ -32,6 +30,15 @@ class SqliteSearch:
         self.findings.require_equal(
             "waiting secrets that the search does not find", len(held) - len(find_secrets(files, held)), 0
         )
+        positions = len(self._find_positions(files, votes))
+        self.findings.require_at_least("positions of waiting shares", positions, len(collect_nullifiers(votes)))
+
+    def _find_positions(self, files: bytes, votes: Votes) -> list[int]:
+        """Return the offsets of positions outside the public data of the file."""
+        public = read_public_blobs(self._helper)
+        return [
+            place for _, position in votes for place in find_outside_public(files, position.to_bytes(3, "big"), public)
+        ]
 
     def find_remains(self, votes: Votes, public: dict[str, bytes], _waiting: int) -> list[str]:
         """Return remains of confirmed votes: secrets, `public` values of their reveals, positions."""
@@ -43,16 +50,12 @@ class SqliteSearch:
 
     def check_after_confirmation(self, votes: Votes, _public: dict[str, bytes]) -> None:
         """Search for everything after all shares are confirmed, including positions and encodings."""
-        findings, files, public = self.findings, self._helper.bytes_on_disk(), read_public_blobs(self._helper)
-        at = [
-            place for _, position in votes for place in find_outside_public(files, position.to_bytes(3, "big"), public)
-        ]
-        nullifiers = collect_nullifiers(votes)
+        findings, files, nullifiers = self.findings, self._helper.bytes_on_disk(), collect_nullifiers(votes)
         blinds = {name: value for name, value in stored_secrets(votes).items() if name.startswith("blind")}
         written: dict[str, bytes] = {}
         for name, value in {**blinds, **nullifiers}.items():
             written |= {f"{name} in hex": value.hex().encode(), f"{name} in base64": base64.b64encode(value)}
-        findings.require_equal("positions left in the database's bytes", len(at), 0)
+        findings.require_equal("positions left in the database's bytes", len(self._find_positions(files, votes)), 0)
         findings.require_equal(
             "blinds and nullifiers in the database in hex or base64", len(find_secrets(files, written)), 0
         )

@@ -1,4 +1,4 @@
-"""Shutdown of the service, clean or by SIGKILL, during work; and the lock of its database file."""
+"""Shutdown of the service, clean or by SIGKILL, during work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from devnet import ballot
 from tests.support.devnet import DevChain
-from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_helper
+from tests.support.harness import cast_vote, run_helper
 from tests.support.process import wait_until_gone
 
 SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
@@ -46,18 +46,3 @@ async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.Async
         await helper.wait_until("is processing", lambda facts: facts["in_hand"])
         workers = await helper.worker_pids()
     await wait_until_gone(workers)
-
-
-async def test_second_service_on_same_database_is_refused(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
-) -> None:
-    async with run_helper(tmp_path, http, chain) as first:
-        other = tmp_path / "other"
-        second = HelperProcess(other, http, chain, program=REAL_PROGRAM)
-        second.config.write_text(first.config.read_text() + f'[operator]\nsocket = "{other}/helper.sock"\n')
-        second.spawn()
-        assert await second.wait_for_exit() == 1
-        assert "another helper has this database open" in second.log_tail()
-        assert "Traceback" not in second.log_tail()
-        round_id = await chain.open_round()
-        await first.wait_until_confirmed(await cast_vote(chain, first, round_id))
