@@ -68,6 +68,7 @@ class DocumentShell:
         places: replacements on this machine for names on the page.
         prefix: a command that runs the command appended to it, for example in a container.
         inside: path of the working directory for the commands, if it differs.
+        read_journal: returns the log of what the commands start; a failure shows its end.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class DocumentShell:
         *,
         prefix: Sequence[str] = (),
         inside: Path | None = None,
+        read_journal: Callable[[], str] = str,
     ) -> None:
         self._directory = directory
         self._inside = inside or directory
         self._prefix = tuple(prefix)
+        self._read_journal = read_journal
         self._env = dict(env)
         self._path_mapping = dict(places)
         longest_first = sorted(places, key=len, reverse=True)
@@ -125,6 +128,27 @@ class DocumentShell:
             process.terminate()
             process.communicate(timeout=TIMEOUT_SECONDS)
 
+    def run_block(self, block: CommandBlock) -> None:
+        """Run a block. Every command must succeed and print what the page shows."""
+        self._run_until(block, succeeds=True, seconds=0)
+
+    def repeat_until(self, block: CommandBlock, *, succeeds: bool) -> None:
+        """Repeat a block until every command prints what the page shows and has the expected exit status."""
+        self._run_until(block, succeeds=succeeds, seconds=TIMEOUT_SECONDS)
+
+    def _run_until(self, block: CommandBlock, *, succeeds: bool, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for command in block.commands:
+            while True:
+                result = self.run_command(command)
+                missing = self.first_missing_line(command, result)
+                if missing is None and (result.exit_code == 0) == succeeds:
+                    break
+                reason = f"not printed: {missing}" if missing else f"exit status {result.exit_code}"
+                failure = f"{command.command_line}\n{reason}\nit printed:\n{result.output}"
+                assert time.monotonic() < deadline, f"{failure}\njournal:\n{self._read_journal()[-3000:]}"
+                time.sleep(RETRY_SECONDS)
+
     def first_missing_line(self, command: DocumentedCommand, result: CommandResult) -> str | None:
         """Return the first expected line that is missing from the output, in order; None if all were printed."""
         lines = iter(result.output.splitlines())
@@ -144,54 +168,20 @@ class DocumentShell:
             yield
 
 
-@dataclass(frozen=True)
-class DocumentedMachine:
-    """The machine that the page describes."""
-
-    shell: DocumentShell
-    read_journal: Callable[[], str]
-
-    def run_block(self, block: CommandBlock) -> None:
-        """Run a block. Every command must succeed and print what the page shows."""
-        for command in block.commands:
-            result = self.shell.run_command(command)
-            assert result.exit_code == 0, self._describe_failure(command, result, f"exit status {result.exit_code}")
-            missing = self.shell.first_missing_line(command, result)
-            assert missing is None, self._describe_failure(command, result, f"not printed: {missing}")
-
-    def repeat_until(self, block: CommandBlock, *, succeeds: bool) -> None:
-        """Repeat a block until every command prints what the page shows and has the expected exit status."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        for command in block.commands:
-            while True:
-                result = self.shell.run_command(command)
-                missing = self.shell.first_missing_line(command, result)
-                if missing is None and (result.exit_code == 0) == succeeds:
-                    break
-                reason = f"not printed: {missing}" if missing else f"exit status {result.exit_code}"
-                assert time.monotonic() < deadline, self._describe_failure(command, result, reason)
-                time.sleep(RETRY_SECONDS)
-
-    def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
-        return (
-            f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{self.read_journal()[-3000:]}"
-        )
-
-
-def run_page(machine: DocumentedMachine, blocks: Sequence[CommandBlock], *, skipped_faults: Sequence[str] = ()) -> None:
+def run_page(shell: DocumentShell, blocks: Sequence[CommandBlock], *, skipped_faults: Sequence[str] = ()) -> None:
     """Run the page from installation to recovery: cause, see and repair each fault except the given ones."""
     by_name = {(block.kind, block.name): block for block in blocks}
     healthy = by_name["until", "healthy"]
     with ExitStack() as stack:
         for block in blocks:
             if block.kind == "background":
-                stack.enter_context(machine.shell.run_in_background(block))
+                stack.enter_context(shell.run_in_background(block))
             elif block.kind == "do":
-                machine.run_block(block)
+                shell.run_block(block)
             elif block.kind == "until":
-                machine.repeat_until(block, succeeds=True)
+                shell.repeat_until(block, succeeds=True)
             elif block.kind == "cause" and block.name not in skipped_faults:
-                machine.run_block(block)
-                machine.repeat_until(by_name["see", block.name], succeeds=False)
-                machine.run_block(by_name["fix", block.name])
-                machine.repeat_until(healthy, succeeds=True)
+                shell.run_block(block)
+                shell.repeat_until(by_name["see", block.name], succeeds=False)
+                shell.run_block(by_name["fix", block.name])
+                shell.repeat_until(healthy, succeeds=True)

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.acceptance.document_commands import TIMEOUT_SECONDS, CommandBlock, DocumentShell, parse_blocks
+from tests.acceptance.document_commands import DocumentShell, parse_blocks
 from tests.support.process import find_free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance-kit.md"
-RETRY_SECONDS = 0.5
 
 
 @pytest.fixture
@@ -43,27 +41,15 @@ def shell(tmp_path: Path) -> DocumentShell:
     return DocumentShell(tmp_path, env, replacements)
 
 
-def run_block(shell: DocumentShell, block: CommandBlock) -> None:
-    """Run a block until its commands succeed if it waits for something, otherwise once."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    for command in block.commands:
-        while True:
-            result = shell.run_command(command)
-            missing = shell.first_missing_line(command, result)
-            if result.exit_code == 0 and missing is None:
-                break
-            is_over = block.kind != "until" or time.monotonic() > deadline
-            assert not is_over, f"{command.command_line}\nnot printed: {missing}\nit printed:\n{result.output}"
-            time.sleep(RETRY_SECONDS)
-
-
 def test_conformance_kit_page_commands_work(shell: DocumentShell, tmp_path: Path) -> None:
     with ExitStack() as stack:
         for block in parse_blocks(PAGE):
             if block.kind == "background":
                 stack.enter_context(shell.start_background(block.commands[0]))
+            elif block.kind == "until":
+                shell.repeat_until(block, succeeds=True)
             else:
-                run_block(shell, block)
+                shell.run_block(block)
     suite = ElementTree.parse(tmp_path / "result.xml").find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("28", "0", "0")

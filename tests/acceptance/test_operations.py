@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.document_commands import DocumentedMachine, DocumentShell, parse_blocks, run_page
+from tests.acceptance.document_commands import DocumentShell, parse_blocks, run_page
 from tests.support.process import find_free_port
 from tests.support.release import build_wheel, sign_release
 
@@ -41,7 +41,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 
 @pytest.fixture
-def machine_and_disk(tmp_path: Path) -> Iterator[tuple[DocumentedMachine, bool]]:
+def machine_and_disk(tmp_path: Path) -> Iterator[tuple[DocumentShell, bool]]:
     """A machine without an installation, with its own directories and free ports.
 
     The second value states whether the directory of the database is a file system of its own that can be filled.
@@ -73,10 +73,11 @@ def machine_and_disk(tmp_path: Path) -> Iterator[tuple[DocumentedMachine, bool]]
         "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",
         "SVOTE_HELPER_PROVER_NICE": "0",
     }
-    shell = DocumentShell(dist, env, {**places, **replacements, **{name: str(port) for name, port in ports.items()}})
+    names = {**places, **replacements, **{name: str(port) for name, port in ports.items()}}
+    shell = DocumentShell(dist, env, names, read_journal=partial(read_journal, tmp_path / "run/svote-helper/journal"))
     with mount_small_disk(Path(places["/var/lib/svote-helper"])) as fillable:
         try:
-            yield DocumentedMachine(shell, partial(read_journal, tmp_path / "run/svote-helper/journal")), fillable
+            yield shell, fillable
         finally:
             subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
             with suppress(OSError, ValueError):  # the program that occupies the port, if the page was interrupted
@@ -105,9 +106,9 @@ def mount_small_disk(directory: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-def test_operations_page_commands_work(machine_and_disk: tuple[DocumentedMachine, bool]) -> None:
+def test_operations_page_commands_work(machine_and_disk: tuple[DocumentShell, bool]) -> None:
     blocks = parse_blocks(PAGE)
     faults = [block.name for block in blocks if block.kind == "cause"]
     assert faults == [str(number) for number in range(1, FAULT_COUNT + 1)]
-    machine, has_own_disk = machine_and_disk
-    run_page(machine, blocks, skipped_faults=() if has_own_disk else (DISK_FULL_FAULT,))
+    shell, has_own_disk = machine_and_disk
+    run_page(shell, blocks, skipped_faults=() if has_own_disk else (DISK_FULL_FAULT,))

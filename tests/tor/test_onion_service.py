@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import httpx
 import pytest
 
-from devnet import ballot
 from devnet.clients.client_wallet import MAX_POSTS
-from devnet.wallet import Wallet
 from helper.cli.config import render_example
 from helper.runtime.network_clients import open_socks_stream
-from tests.acceptance.document_commands import CommandBlock, DocumentShell, parse_blocks
+from tests.acceptance.document_commands import DocumentShell, parse_blocks
 from tests.acceptance.test_operations import BIN, PAGE, ROOT, write_executable
+from tests.campaign.wallet_clients import create_waiting_bodies
 from tests.support.command import run_command
 from tests.support.devnet import DevChain
-from tests.support.harness import CHAIN_ID, STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.harness import CHAIN_ID, STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.process import ChildProcess, child_pids
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
@@ -87,14 +85,6 @@ class OnionMachine:
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "HOME") if name in os.environ}
         self.shell = DocumentShell(directory, env, {**places, "/etc/svote-helper/helper.toml": str(helper.config)})
 
-    async def run_block(self, block: CommandBlock) -> None:
-        """Run a block. Every command must succeed and print what the page shows."""
-        for command in block.commands:
-            result = await anyio.to_thread.run_sync(self.shell.run_command, command)
-            assert result.exit_code == 0, f"{command.command_line}\n{result.output}"
-            missing = self.shell.first_missing_line(command, result)
-            assert missing is None, f"{command.command_line}\nnot printed: {missing}\nit printed:\n{result.output}"
-
     async def serve_systemctl(self) -> asyncio.Server:
         """Start to execute the commands of the replaced systemctl."""
         return await asyncio.start_unix_server(self._serve_systemctl, str(self._systemctl))
@@ -127,7 +117,7 @@ class OnionMachine:
                 self.tor = TorProcess(self._directory, "service", options, self._network.testing_defaults)
                 self.tor.start()
                 async with asyncio.timeout(NETWORK_SECONDS):
-                    await self.tor.wait_for_log("Bootstrapped 100%")
+                    await self.tor.wait_until_bootstrapped()
             case _:
                 raise AssertionError(f"unexpected: systemctl {command}")
 
@@ -154,13 +144,10 @@ async def machine_and_chain() -> AsyncIterator[tuple[OnionMachine, TorNetwork, D
     """A network, a chain and a helper. The directory's path is short, because it contains unix sockets."""
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onion-")))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         network = TorNetwork(directory / "net")
         stack.push_async_callback(network.stop)
-        chain = DevChain(directory, http, "--block-seconds", "0.3", "--extra-nodes", "1")
-        stack.push_async_callback(kill_if_running, chain)
-        await chain.start()
-        helper = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM)
+        chain = await stack.enter_async_context(run_chain(directory, "--block-seconds", "0.3", "--extra-nodes", "1"))
+        helper = HelperProcess(directory, chain.http, chain, program=STAND_IN_PROGRAM)
         stack.push_async_callback(kill_if_running, helper)
         try:
             await asyncio.gather(network.start(NETWORK_SECONDS), start_helper(helper, chain))
@@ -191,25 +178,6 @@ async def start_helper(helper: HelperProcess, chain: DevChain) -> None:
     helper.config.chmod(0o600)
     await helper.start()
     await helper.wait_until("is ready", lambda facts: facts["ready"])
-
-
-async def cast_votes(chain: DevChain, helper: HelperProcess) -> list[bytes]:
-    """Cast the votes of one voter. Returns the bodies of all shares, in random order, due in half an hour."""
-    round_id = await chain.open_round()
-    rng = random.Random(7)
-    async with Wallet(chain.url, [], rng=rng) as wallet:
-        sealed = [
-            await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(VOTE_COUNT)
-        ]
-        positions = await asyncio.gather(*map(wallet.cast_ballot, sealed))
-    await helper.wait_for_leaf(round_id, max(positions))
-    bodies = [
-        json.dumps(ballot.post_body(vote, share, position, unix_time_in(1800))).encode()
-        for vote, position in zip(sealed, positions, strict=True)
-        for share in vote.shares
-    ]
-    rng.shuffle(bodies)
-    return bodies
 
 
 async def post_share(socks: str, address: str, body: bytes) -> tuple[float, bytes]:
@@ -259,12 +227,13 @@ async def test_onion_service_section_works_in_a_private_network(
     helper = machine.helper
     can_list = os.geteuid() == 0
     assert not can_list or len(tcp_listeners(helper.pid)) == 1, "the port of the wallet API, before the change"
-    bodies = await cast_votes(chain, helper)
+    _, bodies = await create_waiting_bodies(chain, helper, VOTE_COUNT)
+    random.Random(7).shuffle(bodies)
     blocks = {block.name: block for block in parse_blocks(PAGE) if block.kind == "onion"}
     assert list(blocks) == ["helper", "tor", "address"]
     async with await machine.serve_systemctl():
         for block in blocks.values():
-            await machine.run_block(block)
+            await anyio.to_thread.run_sync(machine.shell.run_block, block)
     for pid in (helper.pid, *child_pids(helper.pid)):
         assert not can_list or tcp_listeners(pid) == []
     own_socks = f"unix:{machine.shell.localize('/run/tor/socks')}"

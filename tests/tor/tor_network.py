@@ -93,9 +93,9 @@ class TorProcess:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def wait_for_log(self, text: str) -> None:
-        """Wait until the log contains a text. The caller limits the time."""
-        while text not in self.log.read_text(errors="replace"):
+    async def wait_until_bootstrapped(self) -> None:
+        """Wait until the process can build circuits, according to its log. The caller limits the time."""
+        while "Bootstrapped 100%" not in self.log.read_text(errors="replace"):
             assert self._process is not None
             assert self._process.poll() is None, f"{self.directory.name} ended:\n{self.log_tail()}"
             await asyncio.sleep(POLL_SECONDS)
@@ -142,7 +142,7 @@ class TorNetwork:
             await self._wait_for_consensus(relays)
             # Started later: a client without a consensus requests one with increasing delays.
             client.start()
-            await client.wait_for_log("Bootstrapped 100%")
+            await client.wait_until_bootstrapped()
 
     async def _wait_for_consensus(self, relays: Sequence[TorProcess]) -> None:
         """Wait until each authority has a consensus with all relays. The caller limits the time."""
