@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deploy.commands import run
 from tests.deploy.debian_root import debian_root
 from tests.deploy.podman import Podman
 
@@ -66,14 +66,10 @@ CMD ["postgres"]
 """
 
 
-@dataclass(frozen=True)
-class BaseImages:
-    python: str = "localhost/python"
-    rust: str = "localhost/rust"
-    postgres: str = "localhost/postgres"
+PYTHON_IMAGE, RUST_IMAGE, POSTGRES_IMAGE = "localhost/python", "localhost/rust", "localhost/postgres"
 
 
-def build_base_images(podman: Podman, directory: Path) -> BaseImages:
+def build_base_images(podman: Podman, directory: Path) -> None:
     """Build the images, and let builds access registries as this machine does. Unchanged layers are cached."""
     root = debian_root(PACKAGES)
     _import_root(podman, root)
@@ -93,7 +89,6 @@ def build_base_images(podman: Podman, directory: Path) -> BaseImages:
     podman.build("build", "--layers", "--tag", "rust", *variables, "-", stdin=RUST)
     (context / "Containerfile").write_text(POSTGRES)
     podman.build("build", "--layers", "--tag", "postgres", context)
-    return BaseImages()
 
 
 def _import_root(podman: Podman, root: Path) -> None:
@@ -114,5 +109,4 @@ def _import_root(podman: Podman, root: Path) -> None:
 
 
 def _toolchain() -> Path:
-    printed = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True)
-    return Path(printed.stdout.strip())
+    return Path(run(["rustc", "--print", "sysroot"]).strip())

@@ -12,10 +12,11 @@ import hashlib
 import os
 import shutil
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.deploy.commands import run
 
 REPO_ROOT = Path(__file__).parents[2]
 BUILD = REPO_ROOT / "build" / "deploy"
@@ -69,18 +70,8 @@ def debian_root(packages: Iterable[str] = PACKAGES) -> Path:
 
 def _run_debootstrap(directory: Path, packages: list[str]) -> None:
     mirror, proxy = _configured_mirror(), _apt_option("Acquire::http::Proxy")
-    completed = subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, directory, mirror],
-        env={**os.environ, **({"http_proxy": proxy} if proxy else {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert completed.returncode == 0, f"debootstrap failed:\n{completed.stdout[-3000:]}"
+    command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(directory), mirror]
+    run(command, {**os.environ, **({"http_proxy": proxy} if proxy else {})}, timeout=TIMEOUT_SECONDS)
     shutil.rmtree(directory / "var/cache/apt/archives", ignore_errors=True)
     (directory / "var/cache/apt/archives/partial").mkdir(parents=True)
 
@@ -88,7 +79,7 @@ def _run_debootstrap(directory: Path, packages: list[str]) -> None:
 def _configured_mirror() -> str:
     """Return the mirror of this suite that apt of this machine uses; Debian's if it uses none."""
     command = ["apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Identifier: Packages"]
-    for line in _output(command).splitlines():
+    for line in run(command).splitlines():
         codename, _, uri = line.partition(" ")
         if codename == SUITE:
             return uri
@@ -96,12 +87,12 @@ def _configured_mirror() -> str:
 
 
 def _apt_option(name: str) -> str:
-    return _output(["apt-config", "shell", "value", name]).strip().removeprefix("value=").strip("'")
+    return run(["apt-config", "shell", "value", name]).strip().removeprefix("value=").strip("'")
 
 
 def _copy_registry_settings(root: Path) -> None:
     """Give the root the certificate authorities of this machine, and its network options of apt and pip."""
-    options = _output(["apt-config", "dump", *APT_OPTIONS])
+    options = run(["apt-config", "dump", *APT_OPTIONS])
     (root / "etc/apt/apt.conf.d/90host").write_text(options)
     settings = _pip_settings()
     certificates = (
@@ -118,13 +109,9 @@ def _copy_registry_settings(root: Path) -> None:
 def _pip_settings() -> dict[str, str]:
     """Return the options of pip for all its commands, from its files and its environment variables."""
     settings: dict[str, str] = {}
-    for line in _output([sys.executable, "-m", "pip", "config", "list"]).splitlines():
+    for line in run([sys.executable, "-m", "pip", "config", "list"]).splitlines():
         key, _, value = line.partition("=")
         section, _, option = key.rpartition(".")
         if section in ("global", ":env:"):
             settings[option] = str(ast.literal_eval(value)).replace("\n", "\n    ")
     return settings
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS).stdout

@@ -7,13 +7,13 @@ import hashlib
 import json
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.acceptance.document_commands import CommandBlock, DocumentedMachine, DocumentShell, parse_blocks
+from tests.acceptance.document_commands import CommandBlock, DocumentShell, parse_blocks
+from tests.deploy.commands import run
 from tests.deploy.debian_root import BUILD, GLIBC_MINOR, PYTHON
 from tests.deploy.machine import PATH, BootedMachine
 from tests.support.release import ROOT
@@ -30,6 +30,7 @@ API = "http://127.0.0.1:8090/shielded-vote/v1"
 ONE_PROVER = "[Service]\nEnvironment=SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS=1\n"
 INSTALL_BLOCKS = ("signature", "install", "manifest")
 CONFIGURE_BLOCKS = ("configure",)
+DOWNLOAD_SECONDS = 1800.0
 
 
 class Installation:
@@ -41,8 +42,8 @@ class Installation:
 
     def __init__(self, machine: BootedMachine, dist: Path, *, inside: Path = DIST) -> None:
         self.machine = machine
-        shell = DocumentShell(dist, {"PATH": PATH, "HOME": "/root"}, {}, prefix=machine.prefix, inside=inside)
-        self.page = DocumentedMachine(shell, self.read_journal)
+        env = {"PATH": PATH, "HOME": "/root"}
+        self.page = DocumentShell(dist, env, {}, prefix=machine.prefix, inside=inside, read_journal=self.read_journal)
         self.blocks = parse_blocks(PAGE)
 
     def read_journal(self, *options: str) -> str:
@@ -116,10 +117,10 @@ class Installation:
         """Return the number of reveals of this helper on the chain."""
         return int(json.loads(self.machine.sh("svote-helper queue stats --json"))["total"]["submitted"])
 
-    def wait_for_confirmed(self, count: int, *, timeout: float = 300) -> None:
+    def wait_for_confirmed(self, count: int) -> None:
         """Wait until the chain has this number of reveals of this helper."""
         self.machine.wait_until(
-            f"svote-helper queue stats --json | grep -q '\"submitted\":{count}[,}}]'", timeout=timeout, interval=0.5
+            f"svote-helper queue stats --json | grep -q '\"submitted\":{count}[,}}]'", timeout=300, interval=0.5
         )
 
     def main_pid(self) -> int:
@@ -166,7 +167,4 @@ def _run_pip_download(requirements: Path, directory: Path) -> None:
     options += [f"--abi={abi}" for abi in (f"cp{PYTHON.replace('.', '')}", "abi3", "none")]
     options += [f"--platform={tag}_{machine}" for tag in tags]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", *options]
-    completed = subprocess.run(
-        [*command, f"--requirement={requirements}", f"--dest={directory}"], capture_output=True, text=True, check=False
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
+    run([*command, f"--requirement={requirements}", f"--dest={directory}"], timeout=DOWNLOAD_SECONDS)

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.deploy.commands import COMMAND_SECONDS, run
+
 BOOT_SECONDS = 120.0
 STOP_SECONDS = 120.0
-COMMAND_SECONDS = 120.0
 CGROUP_SECONDS = 10.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HAS_SYSTEMD = Path("/run/systemd/system").exists()
@@ -67,12 +68,12 @@ class BootedMachine:
         work, tmpfs = self.upper.with_name("work"), self.upper.parent
         tmpfs.mkdir()
         self._root.mkdir()
-        _run("mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", str(tmpfs))
+        run(["mount", "-t", "tmpfs", "-o", "size=3g,mode=755", "tmpfs", tmpfs])
         self.upper.mkdir()
         work.mkdir()
         lower = ":".join(map(str, self._layers))
         options = f"lowerdir={lower},upperdir={self.upper},workdir={work}"
-        _run("mount", "-t", "overlay", "-o", options, "overlay", str(self._root))
+        run(["mount", "-t", "overlay", "-o", options, "overlay", self._root])
 
     def _boot(self) -> None:
         """Start systemd-nspawn, and wait until the system has booted."""
@@ -146,9 +147,9 @@ class BootedMachine:
         )
         return completed
 
-    def sh(self, script: str, *, check: bool = True, timeout: float = COMMAND_SECONDS) -> str:
+    def sh(self, script: str) -> str:
         """Run a script in a shell. Returns its output."""
-        return self.run("sh", "-euc", script, check=check, timeout=timeout).stdout
+        return self.run("sh", "-euc", script).stdout
 
     def read(self, path: str) -> str:
         return self.run("cat", path).stdout
@@ -196,13 +197,8 @@ class BootedMachine:
         finally:
             for mount in (self._root, self.upper.parent):
                 if mount.is_mount():
-                    _run("umount", "--lazy", str(mount))
+                    run(["umount", "--lazy", mount])
             shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _run(*command: str) -> None:
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, f"{' '.join(command)}\n{completed.stderr}"
 
 
 def _create_cgroups(name: str) -> list[Path]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from tests.deploy.commands import run
 
 DIRECTORY: Final = Path(__file__).parents[2] / "build" / "object-stores"
 INSTALL_SECONDS: Final = 1800.0
@@ -17,28 +18,19 @@ VERSITYGW_VERSION: Final = "v1.8.0"
 S3RVER_VERSION: Final = "3.7.1"
 
 
-def install_versitygw(version: str = VERSITYGW_VERSION) -> Path:
+def install_versitygw() -> Path:
     """Return the program of the Versity S3 Gateway, compiled if necessary."""
-    directory = DIRECTORY / f"versitygw-{version}"
-    program = directory / "versitygw"
-
-    def install() -> None:
-        package = f"github.com/versity/versitygw/cmd/versitygw@{version}"
-        _run("go", "install", package, GOBIN=str(directory), GOFLAGS="-buildvcs=false")
-
-    _install_once(program, install)
-    return program
+    directory = DIRECTORY / f"versitygw-{VERSITYGW_VERSION}"
+    package = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
+    env = {"GOBIN": str(directory), "GOFLAGS": "-buildvcs=false"}
+    return _install_once(directory / "versitygw", ["go", "install", package], **env)
 
 
 def install_s3rver() -> Path:
     """Return the program of s3rver, which has no conditional writes."""
     directory = DIRECTORY / f"s3rver-{S3RVER_VERSION}"
-    program = directory / "node_modules" / ".bin" / "s3rver"
-    package = f"s3rver@{S3RVER_VERSION}"
-    _install_once(
-        program, lambda: _run("npm", "install", "--no-fund", "--no-audit", "--prefix", str(directory), package)
-    )
-    return program
+    command = ["npm", "install", "--no-fund", "--no-audit", "--prefix", str(directory), f"s3rver@{S3RVER_VERSION}"]
+    return _install_once(directory / "node_modules" / ".bin" / "s3rver", command)
 
 
 def versitygw_command(program: Path, *, versions: bool = False) -> tuple[str, ...]:
@@ -47,18 +39,12 @@ def versitygw_command(program: Path, *, versions: bool = False) -> tuple[str, ..
     return (str(program), "--port", "127.0.0.1:{port}", "--quiet", "posix", *versioning, "{data}")
 
 
-def _install_once(program: Path, install: Callable[[], None]) -> None:
-    """Install a program unless it exists; one process at a time."""
+def _install_once(program: Path, command: Sequence[str], **env: str) -> Path:
+    """Install a program with a command unless it exists; one process at a time. Returns the program."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     with (DIRECTORY / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            install()
+            run(command, {**os.environ, **env}, timeout=INSTALL_SECONDS)
         assert program.exists()
-
-
-def _run(*command: str, **env: str) -> None:
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS, env={**os.environ, **env}
-    )
-    assert result.returncode == 0, f"{' '.join(command)}:\n{result.stderr[-4000:]}"
+    return program

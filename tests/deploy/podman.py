@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.commands import COMMAND_SECONDS, run
+
 COMPOSE = Path(sys.executable).parent / "podman-compose"
 BUILD_SECONDS = 1800.0
-COMMAND_SECONDS = 120.0
 POLL_SECONDS = 0.2
 
 
@@ -54,8 +55,8 @@ class Podman:
             "DISABLE_HC_SYSTEMD": "true",
         }
 
-    def output(self, *arguments: str | Path, stdin: str = "", timeout: float = COMMAND_SECONDS) -> str:
-        return run(["podman", *arguments], self.environment, stdin=stdin, timeout=timeout)
+    def output(self, *arguments: str | Path, timeout: float = COMMAND_SECONDS) -> str:
+        return run(["podman", *arguments], self.environment, timeout=timeout)
 
     def exit_code(self, *arguments: str | Path) -> int:
         command = ["podman", *map(str, arguments)]
@@ -124,25 +125,6 @@ class Compose:
     def address(self, service: str, port: int) -> str:
         """Return the URL of a published port on this machine."""
         return "http://" + self._podman.output("port", self.container(service), f"{port}/tcp").strip()
-
-
-def run(
-    command: Sequence[str | Path], environment: Mapping[str, str], *, stdin: str = "", timeout: float = COMMAND_SECONDS
-) -> str:
-    """Run a command and return its standard output."""
-    completed = subprocess.run(
-        [str(part) for part in command],
-        env=environment,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout,
-        check=False,
-    )
-    output = f"{completed.stdout[-3000:]}\n{completed.stderr[-3000:]}"
-    assert completed.returncode == 0, f"{' '.join(map(str, command))}: exit {completed.returncode}\n{output}"
-    return completed.stdout
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 180.0) -> None:

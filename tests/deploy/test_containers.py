@@ -14,7 +14,7 @@ from typing import IO
 import httpx
 import pytest
 
-from tests.deploy.base_images import BaseImages, build_base_images
+from tests.deploy.base_images import POSTGRES_IMAGE, PYTHON_IMAGE, RUST_IMAGE, build_base_images
 from tests.deploy.debian_root import BUILD
 from tests.deploy.podman import COMPOSE, Compose, Podman, wait_until
 from tests.deploy.prerequisites import require_programs, require_root
@@ -47,11 +47,6 @@ def podman() -> Iterator[Podman]:
 
 
 @pytest.fixture(scope="module")
-def bases(podman: Podman) -> BaseImages:
-    return build_base_images(podman, BUILD / "containers")
-
-
-@pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with secret files; those next to the compose files are valid."""
     copy = tmp_path_factory.mktemp("sources") / "tree"
@@ -66,12 +61,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(podman: Podman, bases: BaseImages, tree: Path) -> str:
+def image(podman: Podman, tree: Path) -> str:
     """The image, built as compose builds it, and its build stage, which remains as a layer cache."""
+    build_base_images(podman, BUILD / "containers")
     compose: list[str | Path] = [COMPOSE, "--file", tree / "deploy/container/compose.yaml", "build"]
-    arguments = [
-        f"--build-arg={name}={value}" for name, value in (("RUST_IMAGE", bases.rust), ("PYTHON_IMAGE", bases.python))
-    ]
+    arguments = [f"--build-arg=RUST_IMAGE={RUST_IMAGE}", f"--build-arg=PYTHON_IMAGE={PYTHON_IMAGE}"]
     podman.build(*arguments, "helper", program=compose)
     return IMAGE
 
@@ -199,12 +193,10 @@ def count_reveals(chain: str, round_id: str) -> int:
     return len(nullifiers)
 
 
-def test_cluster_counts_all_shares_when_a_prover_is_killed(
-    podman: Podman, image: str, bases: BaseImages, tree: Path
-) -> None:
+def test_cluster_counts_all_shares_when_a_prover_is_killed(podman: Podman, image: str, tree: Path) -> None:
     files = [tree / "deploy/container/compose.cluster.yaml", OVERRIDES / "cluster.yaml"]
     profiles = ["database", "api", "prover", "sender", "devnet"]
-    compose = Compose(podman, files, profiles, {"POSTGRES_IMAGE": bases.postgres})
+    compose = Compose(podman, files, profiles, {"POSTGRES_IMAGE": POSTGRES_IMAGE})
     compose.output("up", "--detach", "--no-build", "--scale", "prover=2")
     api, sender = compose.container("api"), compose.container("sender")
     victim, survivor = compose.containers("prover")

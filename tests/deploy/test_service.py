@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timeout(1200)
 CLIENT = Path(__file__).with_name("request_client.py")
 API_PATH = "/shielded-vote/v1"
 ADDRESS = "127.0.0.1:8090"
-UNIT = "/etc/systemd/system/svote-helper.service"
 UNIT_FILE = ROOT / "deploy" / "systemd" / "svote-helper.service"
 MAX_EXPOSURE = 1.5
 MAX_NICE = 19
