@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import random
 import tempfile
@@ -16,12 +15,13 @@ from typing import Any
 import httpx
 
 from admin import account_keys
-from admin.registration_request import RegistrationRequest, validator_address
+from admin.registration_request import validator_address
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain
-from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.harness import HelperProcess, run_chain, run_helper, unix_time_in
 from tests.support.process import find_free_port
+from tests.unit.admin.fixtures import sign_registration
 
 TOKEN = "operators-only"
 PIR_LAYOUT = {"pir_depth": 19, "tier0_layers": 12, "tier1_layers": 7, "poly_len": 4096}
@@ -44,17 +44,14 @@ class BrowserEnvironment:
     """A running chain and helper.
 
     Attributes:
-        past_round_id: a finalized round with a tally and a vote that was too late.
         open_round_id: an active round; the shares of one vote are due in a few minutes.
-        support: votes for the first option of the past round's first proposal.
+        silent: URL of a published vote server that does not run.
     """
 
     chain: DevChain
     helper: HelperProcess
     http: httpx.AsyncClient
-    past_round_id: bytes
     open_round_id: bytes
-    support: int
     silent: str
 
     @property
@@ -95,34 +92,15 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     """Start the environment. Stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
         directory = Path(name)
-        async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
-            await chain.start()
-            try:
-                helper = HelperProcess(
-                    directory,
-                    http,
-                    chain,
-                    program=STAND_IN_PROGRAM,
-                    admin={
-                        "db_path": str(directory / "admin.db"),
-                        "config_url": f"{chain.url}/devnet/voting-config?wait=9",
-                    },
-                    ui={
-                        "enable": True,
-                        "chain_denom": "usvote",
-                        "chain_rest": chain.url,
-                        "chain_rpc": chain.ready_data["rpc"],
-                    },
-                    operator={"token": TOKEN, "socket": str(directory / "helper.sock")},
-                )
-                await helper.start()
-                try:
-                    yield await _set_up(chain, helper, http)
-                finally:
-                    await helper.kill()
-            finally:
-                await chain.kill()
+        async with run_chain(directory, "--block-seconds", "0.3", "--stand-in-proofs") as chain:
+            rpc, config_url = chain.ready_data["rpc"], f"{chain.url}/devnet/voting-config?wait=9"
+            sections: dict[str, Any] = {
+                "admin": {"db_path": str(directory / "admin.db"), "config_url": config_url},
+                "ui": {"enable": True, "chain_denom": "usvote", "chain_rest": chain.url, "chain_rpc": rpc},
+                "operator": {"token": TOKEN, "socket": str(directory / "helper.sock")},
+            }
+            async with run_helper(directory, chain.http, chain, until="listening", **sections) as helper:
+                yield await _set_up(chain, helper, chain.http)
 
 
 async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> BrowserEnvironment:
@@ -132,32 +110,16 @@ async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClien
     await helper.wait_until_ready()
     for number, moniker in enumerate(WAITING_MONIKERS):
         url = "" if number == 3 else f"https://vote-{number}.example.org"
-        response = await http.post(
-            f"{helper.url}/api/register-validator", json=create_registration(number, moniker, url)
-        )
+        key = bytes([number + 1]) * 32
+        registration = sign_registration(key, url=url, moniker=moniker, timestamp=int(time.time()))
+        response = await http.post(f"{helper.url}/api/register-validator", json=registration)
         response.raise_for_status()
-    past, support = await _create_past_round(chain, helper, http)
+    await _create_past_round(chain, helper, http)
     opened = await chain.open_round(OPEN_ROUND_SECONDS, proposals=list(PROPOSALS))
-    stage = BrowserEnvironment(chain, helper, http, past, opened, support, silent)
+    stage = BrowserEnvironment(chain, helper, http, opened, silent)
     rng = random.Random(5)
     await stage.cast_vote(ballot.spread_times(time.time() + 900, 2400, rng))
     return stage
-
-
-def create_registration(number: int, moniker: str, url: str) -> dict[str, Any]:
-    """Create a validator's registration with the current time. The key is derived from `number`."""
-    key = bytes([number + 1]) * 32
-    signer, pub_key, _ = account_keys.sign_data(b"", key)
-    claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(time.time()))
-    _, _, signature = account_keys.sign_data(claim.signed_text(), key)
-    return {
-        "operator_address": signer,
-        "url": url,
-        "moniker": moniker,
-        "timestamp": claim.timestamp,
-        "signature": base64.b64encode(signature).decode(),
-        "pub_key": base64.b64encode(pub_key).decode(),
-    }
 
 
 def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
@@ -176,8 +138,8 @@ def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
     }
 
 
-async def _create_past_round(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> tuple[bytes, int]:
-    """Create a round with one confirmed and one late vote. Returns the round and the first option's result."""
+async def _create_past_round(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> None:
+    """Create a finalized round with a tally, of one confirmed vote, and a vote that was too late."""
     round_id = await chain.open_round(PAST_ROUND_SECONDS, proposals=list(PROPOSALS))
     end = int((await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["vote_end_time"])
     counted = await _cast_vote(chain, helper, round_id, ballot.immediate_times(), 1, 0, 1_260)
@@ -190,7 +152,6 @@ async def _create_past_round(chain: DevChain, helper: HelperProcess, http: httpx
             await asyncio.sleep(0.1)
         while (await http.get(f"{helper.url}/shielded-vote/v1/queue-status")).json()[round_id.hex()]["failed"] == 0:
             await asyncio.sleep(0.1)
-    return round_id, 1_260
 
 
 async def _cast_vote(

@@ -74,54 +74,43 @@ async def test_shift_tab_visits_same_stops_in_reverse(tab: BrowserTab) -> None:
     assert backward == forward[::-1]
 
 
-class KeyboardUser:
-    def __init__(self, page: Page) -> None:
-        self._keys = page.keyboard
-        self._page = page
-
-    async def tab_to(self, name_part: str) -> None:
-        """Press Tab until an element with this text in its name has the focus."""
-        names: list[str] = []
-        for _ in range(60):
-            await self._keys.press("Tab")
-            stop = await read_focus(self._page)
-            names.append(stop["name"] if stop else "")
-            if name_part in names[-1]:
-                return
-        raise AssertionError(f"Tab does not come to {name_part}: {names}")
-
-    async def type_text(self, text: str) -> None:
-        await self._keys.type(text)
-
-    async def press_key(self, key: str) -> None:
-        await self._keys.press(key)
+async def tab_to(page: Page, name_part: str) -> None:
+    """Press Tab until an element with this text in its name has the focus."""
+    names: list[str] = []
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        stop = await read_focus(page)
+        names.append(stop["name"] if stop else "")
+        if name_part in names[-1]:
+            return
+    raise AssertionError(f"Tab does not come to {name_part}: {names}")
 
 
 async def test_join_works_with_keyboard_only(tab: BrowserTab, environment: BrowserEnvironment) -> None:
     await tab.install_wallet()
     await tab.open_page("/validators")
-    page, keyboard = tab.page, KeyboardUser(tab.page)
+    page, keyboard = tab.page, tab.page.keyboard
     await tab.wait_for_heading("Pending validators")
-    await keyboard.tab_to("Join")
-    await keyboard.press_key("Enter")
+    await tab_to(page, "Join")
+    await keyboard.press("Enter")
     await tab.wait_for_heading("Join the network")
     await page.wait_for_function("document.activeElement.matches('h1')")  # a new view starts at its heading
-    await keyboard.tab_to("moniker")
-    await keyboard.type_text("keys only")
-    await keyboard.tab_to("url")
-    await keyboard.type_text("https://keys.example.org")
-    await keyboard.tab_to("Keplr")
-    await keyboard.press_key("ArrowDown")
+    await tab_to(page, "moniker")
+    await keyboard.type("keys only")
+    await tab_to(page, "url")
+    await keyboard.type("https://keys.example.org")
+    await tab_to(page, "Keplr")
+    await keyboard.press("ArrowDown")
     await page.get_by_label("Operator address").wait_for()
-    await keyboard.press_key("ArrowUp")
-    await keyboard.tab_to("Connect Keplr")
-    await keyboard.press_key("Enter")
+    await keyboard.press("ArrowUp")
+    await tab_to(page, "Connect Keplr")
+    await keyboard.press("Enter")
     await tab.wait_for_text("Connected as")
-    await keyboard.tab_to("Show the text")
-    await keyboard.press_key("Space")
+    await tab_to(page, "Show the text")
+    await keyboard.press("Space")
     await tab.wait_for_text("This exact text is signed")
-    await keyboard.tab_to("Sign with Keplr and send")
-    await keyboard.press_key("Enter")
+    await tab_to(page, "Sign with Keplr and send")
+    await keyboard.press("Enter")
     await tab.wait_for_heading("Waiting to be bonded")
     await page.wait_for_function("document.activeElement.matches('h1')")
     ((_, signer, _),) = await tab.wallet_requests("signArbitrary")
@@ -130,29 +119,29 @@ async def test_join_works_with_keyboard_only(tab: BrowserTab, environment: Brows
 
 async def test_queue_opens_with_keyboard_only(tab: BrowserTab) -> None:
     await tab.open_page("/queue")
-    keyboard = KeyboardUser(tab.page)
-    await keyboard.tab_to("Skip to content")
-    await keyboard.press_key("Enter")
+    page, keyboard = tab.page, tab.page.keyboard
+    await tab_to(page, "Skip to content")
+    await keyboard.press("Enter")
     await tab.page.wait_for_function("document.activeElement.matches('main')")
-    await keyboard.tab_to("token")
-    await keyboard.type_text(TOKEN)
-    await keyboard.press_key("Enter")
+    await tab_to(page, "token")
+    await keyboard.type(TOKEN)
+    await keyboard.press("Enter")
     await tab.wait_until_live()
-    await keyboard.tab_to("Show as table")
-    await keyboard.press_key("Enter")
+    await tab_to(page, "Show as table")
+    await keyboard.press("Enter")
     await tab.page.get_by_role("columnheader", name="Minutes from now").wait_for()
-    await keyboard.tab_to("System")
-    await keyboard.press_key("ArrowRight")
-    await keyboard.press_key("ArrowRight")
+    await tab_to(page, "System")
+    await keyboard.press("ArrowRight")
+    await keyboard.press("ArrowRight")
     assert await tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 async def test_form_error_moves_focus_to_field(tab: BrowserTab) -> None:
     await tab.install_wallet()
     await tab.open_page("/join")
-    keyboard = KeyboardUser(tab.page)
-    await keyboard.tab_to("Show the text")
-    await keyboard.press_key("Enter")
+    page, keyboard = tab.page, tab.page.keyboard
+    await tab_to(page, "Show the text")
+    await keyboard.press("Enter")
     stop = await read_focus(tab.page)
     assert stop is not None
     assert "moniker" in stop["name"]
