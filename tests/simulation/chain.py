@@ -232,16 +232,9 @@ class SimChain:
             return 1, BAD_PROOF_LOG
         return None
 
-    def submit_transaction(
-        self, tx: bytes, message: RevealMessage, *, delay: float = 0.0, code: int | None = None
-    ) -> None:
-        now = asyncio.get_running_loop().time()
-        self.mempool.setdefault(
-            tx, PendingTransaction(tx, message, now + delay + self._rng.random() * self.max_mempool_delay, code)
-        )
-
-    def is_confirmed(self, nullifier: bytes) -> bool:
-        return any((round_id, nullifier) in self.confirmed for round_id in self.rounds)
+    def submit_transaction(self, tx: bytes, message: RevealMessage, *, code: int | None = None) -> None:
+        not_before = asyncio.get_running_loop().time() + self._rng.random() * self.max_mempool_delay
+        self.mempool.setdefault(tx, PendingTransaction(tx, message, not_before, code))
 
     async def cast_vote(self, round_: SimRound, leaf: bytes) -> int:
         """Submit a vote commitment and return its position once it is in a block."""

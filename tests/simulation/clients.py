@@ -49,8 +49,8 @@ UNKNOWN_ERROR = b'{"code": 13, "message": "disk is busy", "error": {"code": -326
 """An error text that no version of the helper knows, for REST and RPC."""
 
 
-class _FailingClient(ChainClient):
-    """Interprets `UNKNOWN_ERROR` as the real client does."""
+class _Failing:
+    """Gets `UNKNOWN_ERROR` for every request, which the real client interprets."""
 
     def __init__(self) -> None:
         self.name = "failing"
@@ -59,14 +59,12 @@ class _FailingClient(ChainClient):
         return NodeResponse(500, UNKNOWN_ERROR)
 
 
-class _FailingRpc(RpcClient):
-    """Interprets `UNKNOWN_ERROR` as the real client does."""
+class _FailingClient(_Failing, ChainClient):
+    pass
 
-    def __init__(self) -> None:
-        self.name = "failing"
 
-    async def get(self, path: str, params: Any = None, *, limit: int = 0) -> NodeResponse:
-        return NodeResponse(500, UNKNOWN_ERROR)
+class _FailingRpc(_Failing, RpcClient):
+    pass
 
 
 class ServiceRun:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import warnings
 from dataclasses import asdict, dataclass, replace
 
 from helper.chain.chain_data import Proposal
@@ -265,8 +264,7 @@ def run_fleet(seed: int, plan: FleetPlan) -> tuple[FleetResult, list[str]]:
     started_at = time.perf_counter()
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=False)
     world = FleetWorld(seed, loop, plan)
-    with patch_environment(seed, world.event_log), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    with patch_environment(seed, world.event_log):
         loop.run_until_complete(world.run())
     errors = [f"{fault.get('message')} {fault.get('exception')!r}" for fault in loop.unhandled_errors]
     result = world.create_result(time.perf_counter() - started_at)

@@ -63,12 +63,12 @@ class SimWorker(WorkerProcess):
         return await asyncio.shield(self._exit_status)
 
     async def kill(self) -> None:
-        self._set_exit_status(-9)
+        self._end()
         await asyncio.sleep(0)
 
-    def _set_exit_status(self, status: int) -> None:
+    def _end(self) -> None:
         if not self._exit_status.done():
-            self._exit_status.set_result(status)
+            self._exit_status.set_result(-9)
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         provers = self._provers
@@ -86,10 +86,9 @@ class SimWorker(WorkerProcess):
     async def _verify(self, frame: Frame) -> Frame:
         await asyncio.sleep(0.02)
         if self._provers.fault is ProverFault.WORKER_DIES and self._provers.rng.random() < 0.3:
-            self._set_exit_status(-9)
+            self._end()
             raise ProverCrashed("worker exited during a proof")
-        names = ("nullifier", "c1", "c2", "proposal_id", "vote_decision", "root", "round_id")
-        statement = proofs.Statement(**{name: frame[name] for name in names})
+        statement = _statement_of(frame, frame["nullifier"], frame["root"])
         return {"ok": is_valid_proof(frame["circuit"], frame["proof"], statement)}
 
     async def _prove(self, frame: Frame, timeout: float) -> Frame:
@@ -113,23 +112,19 @@ class SimWorker(WorkerProcess):
         if fault is ProverFault.WORKER_DIES:
             provers.on_fault(share_nullifier, fault)
             await asyncio.sleep(seconds * rng.random())
-            self._set_exit_status(-9)
+            self._end()
             raise ProverCrashed("worker exited during a proof (IncompleteReadError)")
         await asyncio.sleep(seconds)
         if fault is ProverFault.WORKER_REFUSES or leaf != vote:
             provers.on_fault(share_nullifier, ProverFault.WORKER_REFUSES)
             return {"error": "ProvingError", "message": "the constraints do not hold"}
-        statement = proofs.Statement(
-            nullifier=share_nullifier,
-            c1=frame["c1"],
-            c2=frame["c2"],
-            proposal_id=frame["proposal_id"],
-            vote_decision=frame["vote_decision"],
-            root=root,
-            round_id=frame["round_id"],
-        )
-        proof = prove(frame["circuit"], statement)
+        proof = prove(frame["circuit"], _statement_of(frame, share_nullifier, root))
         if fault is ProverFault.INVALID_PROOF:
             provers.on_fault(share_nullifier, fault)
             proof = bytes(32)
         return {"proof": proof.hex(), "nullifier": share_nullifier.hex(), "root": root.hex()}
+
+
+def _statement_of(frame: Frame, share_nullifier: bytes, root: bytes) -> proofs.Statement:
+    names = ("c1", "c2", "proposal_id", "vote_decision", "round_id")
+    return proofs.Statement(nullifier=share_nullifier, root=root, **{name: frame[name] for name in names})

@@ -7,7 +7,6 @@ import gc
 import logging
 import re
 import secrets
-import time
 import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -44,7 +43,6 @@ class SeedResult:
     violations: list[str]
     digest: str
     virtual_seconds: float
-    wall_seconds: float
     counts: dict[str, int]
     lines: list[str] = field(default_factory=list, repr=False)
     broken: dict[str, int] = field(default_factory=dict)
@@ -60,6 +58,14 @@ class _UnexpectedErrorProcessor:
         if event.get("exc_info") or UNEXPECTED_ERROR.match(str(event.get("reason"))):
             self._event_log.record_violation("an unexpected error", *map(str, event.values()))
         raise structlog.DropEvent
+
+
+@contextmanager
+def _never_awaited_ignored() -> Iterator[None]:
+    """Ignore the warning about a task that was killed before its first step: its coroutine was never awaited."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        yield
 
 
 @contextmanager
@@ -93,6 +99,7 @@ def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) 
             patch.object(secrets, "token_hex", lambda size: key_rng.randbytes(size).hex()),
             patch("helper.chain.commitment_trees.CommitmentTree", SimTree),
             patch.object(proofs, "vote_commitment", commitment),
+            _never_awaited_ignored(),
         ):
             yield
     finally:
@@ -112,31 +119,25 @@ def run_seed(seed: int, *, verbose: bool = False, liar: LiarPlan | None = None) 
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Disable garbage collection during a seed and collect its objects after it.
-
-    A task killed before its first step leaves a coroutine that was never awaited; that warning is ignored.
-    """
+    """Disable garbage collection during a seed and collect its objects after it."""
     gc.disable()
     if not gc.get_freeze_count():
         gc.freeze()  # exempts the objects of before the first seed
     try:
         yield
     finally:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        with _never_awaited_ignored():
             gc.collect()
         gc.enable()
 
 
 def _simulate(seed: int, *, verbose: bool, liar: LiarPlan | None) -> SeedResult:
-    started_at = time.perf_counter()
     plan = draw_scenario(seed, liar or draw_liar(seed))
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
     world = World(seed, loop, plan)
     lines: list[str] = []
     violations: list[str] = []
-    with patch_environment(seed, world.event_log, verbose=verbose), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    with patch_environment(seed, world.event_log, verbose=verbose):
         try:
             loop.run_until_complete(world.run())
         except StuckError as error:
@@ -151,5 +152,4 @@ def _simulate(seed: int, *, verbose: bool, liar: LiarPlan | None) -> SeedResult:
     world.disk.close()
     loop.close()
     violations += event_log.violations
-    wall = time.perf_counter() - started_at
-    return SeedResult(seed, violations, digest, loop.time(), wall, counts, lines, dict(event_log.broken))
+    return SeedResult(seed, violations, digest, loop.time(), counts, lines, dict(event_log.broken))

@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -230,8 +229,7 @@ def run_wallet_fleet(
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=False)
     world = WalletFleet(seed, loop, plan, is_original=is_original)
     hold = patch.object(wallet_routes, "longest_wait", lambda _: 0.0) if is_original else nullcontext()
-    with patch_environment(seed, world.event_log), warnings.catch_warnings(), hold:
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    with patch_environment(seed, world.event_log), hold:
         loop.run_until_complete(world.run())
     errors = [f"{fault.get('message')} {fault.get('exception')!r}" for fault in loop.unhandled_errors]
     if world.early:
