@@ -11,16 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from helper.chain import agreement
 from helper.chain.agreement import Pruned, RoundFacts, Said
 from helper.chain.chain_data import Proposal, Round, RoundStatus
 from helper.store import ledger
 from helper.store.ledger import Ledger
-from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore
-
-T = TypeVar("T")
+from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore, replace_at
 
 LIAR = "liar"
 Block = tuple[int, tuple[str, ...]]  # height and reveals
@@ -97,7 +95,7 @@ class BlocksModel:
             yield ("grow",), state._replace(chain=state.chain + 1)
         for number, head in enumerate(state.heads):
             if head < state.chain:
-                yield ("catch_up", number), state._replace(heads=_replace_at(state.heads, number, head + 1))
+                yield ("catch_up", number), state._replace(heads=replace_at(state.heads, number, head + 1))
         if state.deferred:
             yield ("wait_or_crash",), state._replace(deferred=frozenset())
         yield ("rescan",), state._replace(ledger=_stored(ledger.add(state.ledger, 1, state.chain)))
@@ -141,7 +139,7 @@ class BlocksModel:
             return state._replace(deferred=state.deferred | {height})
         return state._replace(
             ledger=_stored(ledger.take_out(state.ledger, height, height)),
-            stored=_replace_at(state.stored, height, block),
+            stored=replace_at(state.stored, height, block),
         )
 
     def check(self, state: BlockState) -> None:
@@ -231,7 +229,7 @@ class RoundsModel:
             yield ("grow",), state._replace(chain=state.chain + 1)
         for number, head in enumerate(state.heads):
             if head < state.chain:
-                yield ("catch_up", number), state._replace(heads=_replace_at(state.heads, number, head + 1))
+                yield ("catch_up", number), state._replace(heads=replace_at(state.heads, number, head + 1))
         # An answer may be older than a node's newest head.
         for heights in product(*([None, *range(max(0, head - 1), head + 1)] for head in state.heads)):
             for lie, after in self._outcomes(heights, state.known).items():
@@ -295,10 +293,6 @@ class RoundsModel:
             expected = (truth.created_at_height, truth.vote_end_time, truth.proposals, truth.status)
             if after[:4] != expected:
                 raise BrokenPromiseError(f"after the lie, {after} is agreed instead of {expected}")
-
-
-def _replace_at(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
-    return (*values[:index], value, *values[index + 1 :])
 
 
 def _stored(position: Ledger) -> Ledger:

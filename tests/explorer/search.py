@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
+T = TypeVar("T")
 Label = tuple[object, ...]
 
 
@@ -65,3 +66,7 @@ def explore(model: Model[S]) -> Exploration:
                 way.append(" ".join(map(str, step[1])))
             raise BrokenPromiseError("\n".join([str(broken), *reversed(way)])) from None
     return Exploration(len(cause), count, time.perf_counter() - started_at, kinds)
+
+
+def replace_at(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    return (*values[:index], value, *values[index + 1 :])

@@ -178,25 +178,26 @@ def yes(*args: Any) -> bool:
 
 decide, requeue_failed, fail_batch = send_policy.decide, shares.requeue_failed, rounds.fail_unconfirmed
 run_operation = StepStore.run
-PLANTED_IN_HOSTS: tuple[tuple[str, tuple[tuple[Any, str, Callable[..., Any]], ...]], ...] = (
-    ("shares", ((send_policy, "decide", decide_before_due),)),
-    ("heads", ((send_policy, "decide", resend_only_at_a_height),)),
-    ("heads", ((send_policy, "_had_its_blocks", is_old_after_one_block),)),
-    ("close", ((RoundClosing, "_report", report_before_failing),)),
-    ("sends", ((StepStore, "run", commit_after_send),)),
-    ("hosts", ((Sender, "_may_send", yes),)),
-    ("sends", ((agreement, "agreed", believe_last),)),
-    ("refusals", ((shares, "requeue_failed", forget_sends),)),
-    ("close", ((round_closing, "fail_unconfirmed", close_without_waiting),)),
-    ("hosts", ((HostTransaction, "has_claim", yes),)),
+PLANTED_IN_HOSTS: tuple[tuple[str, Any, str, Callable[..., Any]], ...] = (
+    ("shares", send_policy, "decide", decide_before_due),
+    ("heads", send_policy, "decide", resend_only_at_a_height),
+    ("heads", send_policy, "_had_its_blocks", is_old_after_one_block),
+    ("close", RoundClosing, "_report", report_before_failing),
+    ("sends", StepStore, "run", commit_after_send),
+    ("hosts", Sender, "_may_send", yes),
+    ("sends", agreement, "agreed", believe_last),
+    ("refusals", shares, "requeue_failed", forget_sends),
+    ("close", round_closing, "fail_unconfirmed", close_without_waiting),
+    ("hosts", HostTransaction, "has_claim", yes),
 )
 
 
-@pytest.mark.parametrize(("name", "bugs"), PLANTED_IN_HOSTS, ids=[bugs[0][2].__name__ for _, bugs in PLANTED_IN_HOSTS])
+@pytest.mark.parametrize(
+    ("name", "owner", "attribute", "bug"), PLANTED_IN_HOSTS, ids=[bug.__name__ for *_, bug in PLANTED_IN_HOSTS]
+)
 def test_bug_planted_in_hosts_is_found(
-    name: str, bugs: tuple[tuple[Any, str, Callable[..., Any]], ...], monkeypatch: pytest.MonkeyPatch
+    name: str, owner: Any, attribute: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, attribute, bug in bugs:
-        monkeypatch.setattr(owner, attribute, bug)
+    monkeypatch.setattr(owner, attribute, bug)
     with pytest.raises(BrokenPromiseError):
         two_host_models(int(name == "refusals"))[f"two hosts, {name}"]().explore()

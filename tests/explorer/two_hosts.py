@@ -39,7 +39,7 @@ from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import ShareRow
 from helper.store.transaction import DatabaseKeys
-from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore
+from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore, replace_at
 from tests.support.fakes import create_share, nullifier_of
 from tests.support.partial_store import PartialStore
 
@@ -578,13 +578,13 @@ class TwoHosts:
         after = self._acquire(world, holder)
         host, before = after.hosts[holder], world.hosts[holder]
         slots = [a._replace(send=b.send) for a, b in zip(host.slots, before.slots, strict=True)]
-        hosts = _replace_at(after.hosts, holder, host._replace(since=-1.0, slots=tuple(slots)))
+        hosts = replace_at(after.hosts, holder, host._replace(since=-1.0, slots=tuple(slots)))
         return after._replace(lease=(-1, fence), hosts=hosts)
 
     def _crash(self, world: World, number: int) -> World:
         host = Host(-1.0, (), (Slot(),) * len(self._ids))
         lease = (-1, world.lease[1]) if world.lease[0] == number else world.lease
-        world = world._replace(hosts=_replace_at(world.hosts, number, host), lease=lease)
+        world = world._replace(hosts=replace_at(world.hosts, number, host), lease=lease)
         if not any(claim[1] == number for claim in world.claims):
             return world
         ((_, _, after),) = self._start(world, number, Task("recover", 0, None, -1.0, None, ()))
@@ -603,7 +603,7 @@ class TwoHosts:
             for share, slot in zip(self._ids, host.slots, strict=True)
         ]
         host = host._replace(since=env.monotonic, slots=tuple(slots))
-        return world._replace(hosts=_replace_at(world.hosts, number, host))
+        return world._replace(hosts=replace_at(world.hosts, number, host))
 
     def _add_block(self, world: World, included: Sequence[int]) -> World:
         height = world.height + 1
@@ -722,7 +722,7 @@ class TwoHosts:
             if name == "refused":
                 one = after.sent[share - 1]
                 one = one._replace(refusers=one.refusers | {node})
-                after = after._replace(sent=_replace_at(after.sent, share - 1, one))
+                after = after._replace(sent=replace_at(after.sent, share - 1, one))
             for other_fault, label, result in self._run(after, number, task, env, answer, is_answer=True):
                 yield is_fault or other_fault, (name, *label), result
 
@@ -756,7 +756,7 @@ class TwoHosts:
                         if value and one.first is None:
                             first = min(request.options["height"], world.height)
                             marked = one._replace(first=first)
-                            world = world._replace(sent=_replace_at(world.sent, task.share - 1, marked))
+                            world = world._replace(sent=replace_at(world.sent, task.share - 1, marked))
                         waiting = task._replace(pending=f"result {self._number(value)}")
                         yield False, (*label, "marked"), _with_task(world, number, waiting)
                         return
@@ -797,7 +797,7 @@ class TwoHosts:
             raise BrokenPromiseError(f"{label} at {seen - START} s, before its due time")
         if one.last == world.height:
             raise BrokenPromiseError(f"{label}: sent twice at height {world.height}")
-        sent = _replace_at(world.sent, share - 1, one._replace(last=world.height))
+        sent = replace_at(world.sent, share - 1, one._replace(last=world.height))
         left = _with_task(world._replace(sent=sent), number, task._replace(pending=f"send {node} left"))
         is_countable = world.counted[share - 1] is None and world.closed_at is None
         yield False, label, left._replace(mempool=world.mempool | {share}) if is_countable else left
@@ -809,7 +809,7 @@ class TwoHosts:
     def _end(self, world: World, number: int, task: Task, process: HostProcess) -> World:
         if task.kind in ("recover", "closing"):
             host = world.hosts[number]._replace(main=None)
-            return world._replace(hosts=_replace_at(world.hosts, number, host))
+            return world._replace(hosts=replace_at(world.hosts, number, host))
         if task.kind == "prove":
             return _with_slot(world, number, task.share, prove=None)
         is_live = task.share in self._facts[world.db].live
@@ -855,9 +855,7 @@ class TwoHosts:
             owned = tuple(sorted((share, *claim) for share, claim in tx.claims.items()))
             self._memo[key] = result, self._intern(), owned, tuple(sorted(tx.fences.items()))
         result, db, owned, fences = self._memo[key]
-        after = world._replace(
-            db=db, claims=owned, hosts=_replace_at(world.hosts, number, host._replace(fences=fences))
-        )
+        after = world._replace(db=db, claims=owned, hosts=replace_at(world.hosts, number, host._replace(fences=fences)))
         return result, self._check_commit(world, after, op)
 
     def _check_commit(self, world: World, after: World, op: Callable[..., Any]) -> World:
@@ -886,7 +884,7 @@ class TwoHosts:
                     raise BrokenPromiseError(
                         f"share {share} was proven anew at {world.height}, first sent at {one.first}"
                     )
-                after = after._replace(sent=_replace_at(after.sent, share - 1, Sent(one.last)))
+                after = after._replace(sent=replace_at(after.sent, share - 1, Sent(one.last)))
             if op.__name__ == "fail_unconfirmed" and world.counted[share - 1] is not None:
                 raise BrokenPromiseError(
                     f"share {share} is counted at {world.counted[share - 1]}, and failed at the close"
@@ -926,20 +924,16 @@ class TwoHosts:
         return self._numbers[key]
 
 
-def _replace_at(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
 def _with_slot(world: World, number: int, share: int, **changes: Any) -> World:
     host = world.hosts[number]
-    slots = _replace_at(host.slots, share - 1, host.slots[share - 1]._replace(**changes))
-    return world._replace(hosts=_replace_at(world.hosts, number, host._replace(slots=slots)))
+    slots = replace_at(host.slots, share - 1, host.slots[share - 1]._replace(**changes))
+    return world._replace(hosts=replace_at(world.hosts, number, host._replace(slots=slots)))
 
 
 def _with_task(world: World, number: int, task: Task) -> World:
     if task.share:
         return _with_slot(world, number, task.share, **{"prove" if task.kind == "prove" else "send": task})
-    return world._replace(hosts=_replace_at(world.hosts, number, world.hosts[number]._replace(main=task)))
+    return world._replace(hosts=replace_at(world.hosts, number, world.hosts[number]._replace(main=task)))
 
 
 def _with_log(task: Task | None, env: Env, value: Any) -> Task | None:
@@ -950,7 +944,7 @@ def _without_states(world: World, share: int) -> World:
     """Forget what hosts know about a confirmed share, except what is in progress."""
     for number in range(len(world.hosts)):
         world = _with_slot(world, number, share, state=None, late=None)
-    return world._replace(sent=_replace_at(world.sent, share - 1, Sent()))
+    return world._replace(sent=replace_at(world.sent, share - 1, Sent()))
 
 
 def two_host_models(more: int) -> Mapping[str, Callable[[], TwoHosts]]:
