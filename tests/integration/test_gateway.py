@@ -162,24 +162,15 @@ async def test_gateway_client_disconnect_before_response_cancels_request() -> No
 
 
 async def test_gateway_non_reading_client_is_disconnected() -> None:
-    sent = 0
-
-    async def counted(writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(RESPONSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-        while True:
-            writer.write(b"%x\r\n%b\r\n" % (len(RESPONSE_CHUNK), RESPONSE_CHUNK))
-            await writer.drain()
-            sent += len(RESPONSE_CHUNK)
-
+    endless = EndlessAnswer()
     async with (
-        run_node(counted) as node,
+        run_node(endless) as node,
         run_gateway(node.url, stalled_seconds=0.3) as (base, gateway),
         open_unfinished_requests(base, ROUNDS_REQUEST, "127.0.0.1"),
     ):
         await wait_until(lambda: len(node.requests) == 1)
         await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
-        assert sent < 24 << 20  # capacity of the socket buffers on the path
+        assert endless.sent < 24 << 20  # capacity of the socket buffers on the path
 
 
 def send_endlessly(listener: socket.socket) -> None:
@@ -288,10 +279,15 @@ async def write_small(writer: asyncio.StreamWriter) -> None:
 
 
 class EndlessAnswer:
-    """Writes chunks until the client stops reading."""
+    """Writes chunks until the client stops reading.
+
+    Attributes:
+        sent: bytes of complete chunks.
+        stalled: number of connections whose client reads nothing.
+    """
 
     def __init__(self) -> None:
-        self.stalled = 0
+        self.sent = self.stalled = 0
 
     async def __call__(self, writer: asyncio.StreamWriter) -> None:
         writer.write(RESPONSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -301,6 +297,7 @@ class EndlessAnswer:
                 await asyncio.wait_for(writer.drain(), 0.5)
             except TimeoutError:
                 break
+            self.sent += len(RESPONSE_CHUNK)
         self.stalled += 1
         try:
             await writer.drain()

@@ -18,13 +18,12 @@ import httpx
 import pytest
 
 from devnet import ballot
-from devnet.ballot import Ballot
 from devnet.wallet import CastVote, Wallet
 from helper.clock import SystemClock
 from helper.config.loader import load
 from helper.store.factory import create_store
 from tests.support.devnet import DevChain
-from tests.support.harness import HelperProcess, unix_time_in
+from tests.support.harness import HelperProcess, cast_vote, unix_time_in
 from tests.support.postgres import REQUIRE_NO_STANDBY, REQUIRE_STANDBY, Cluster, Standby, find_binaries
 from tests.support.s3 import BUCKET_NAME, ObjectStoreProcess, put_released_lease
 from tests.support.shared_queue import SharedQueueHosts, create_key_file
@@ -88,21 +87,6 @@ async def hosts(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> Asy
     await started.kill_all()
 
 
-class Voter:
-    """A wallet that knows which shares were acknowledged."""
-
-    def __init__(self, wallet: Wallet, round_id: bytes) -> None:
-        self._wallet = wallet
-        self._round_id = round_id
-
-    async def cast(self, proposal: int) -> tuple[Ballot, int]:
-        sealed = await self._wallet.seal_ballot(self._round_id, proposal, 1)
-        return sealed, await self._wallet.cast_ballot(sealed)
-
-    async def post(self, cast: tuple[Ballot, int], times: list[int]) -> CastVote:
-        return await self._wallet.post_shares(*cast, times=times)
-
-
 async def wait_until_counted(chain: DevChain, round_id: bytes, count: int) -> None:
     async with asyncio.timeout(60):
         while len(await chain.spent_nullifiers(round_id)) < count:
@@ -153,15 +137,15 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
     one = await hosts.start_host("one", servers.both_url)
     two = await hosts.start_host("two", servers.both_url)
     async with Wallet(chain.url, [one.url, two.url], mode="parallel") as wallet:
-        voter = Voter(wallet, round_id)
         now_and_later = [*[0] * 8, *[unix_time_in(8)] * 8]
-        first = await voter.post(await voter.cast(1), now_and_later)
+        first = await wallet.cast_vote(round_id, 1, 1, times=now_and_later)
         assert first.is_accepted
         first_body = ballot.post_body(first.ballot, first.ballot.shares[0], first.position, 0)
-        second_cast = await voter.cast(2)
+        sealed = await wallet.seal_ballot(round_id, 2, 1)
+        position = await wallet.cast_ballot(sealed)
         await wait_until_counted(chain, round_id, 1)
 
-        posting = asyncio.create_task(voter.post(second_cast, now_and_later))
+        posting = asyncio.create_task(wallet.post_shares(sealed, position, times=now_and_later))
         servers.primary.stop(signal.SIGQUIT)
         await one.wait_for_response("/readyz", 503)
         async with asyncio.timeout(WALLET_TIMEOUT_SECONDS):
@@ -173,9 +157,10 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
         for host in (one, two):
             await host.wait_until_ready()
         await wait_until_counted(chain, round_id, 16 + sum(share.is_accepted for share in second.shares))
-        again = await voter.post(second_cast, ballot.immediate_times())  # as a wallet does with what was not accepted
+        # as a wallet does with what was not accepted
+        again = await wallet.post_shares(sealed, position, times=ballot.immediate_times())
         assert again.is_accepted
-        third = await voter.post(await voter.cast(3), ballot.immediate_times())
+        third = await wallet.cast_vote(round_id, 3, 1)
         assert third.is_accepted
     await wait_until_counted(chain, round_id, 48)
     await assert_each_share_is_in_one_transaction(chain, round_id, [first, again, third])
@@ -187,11 +172,11 @@ async def test_commits_that_wait_for_a_lost_standby_are_reported(
     round_id = await chain.open_round()
     one = await hosts.start_host("one", servers.both_url)
     async with Wallet(chain.url, [one.url], mode="parallel") as wallet:
-        voter = Voter(wallet, round_id)
-        first = await voter.post(await voter.cast(1), ballot.immediate_times())
+        first = await wallet.cast_vote(round_id, 1, 1)
         assert first.is_accepted
         await wait_until_counted(chain, round_id, 16)
-        cast = await voter.cast(2)
+        sealed = await wallet.seal_ballot(round_id, 2, 1)
+        position = await wallet.cast_ballot(sealed)
 
         servers.standby.stop(signal.SIGQUIT)
         await one.wait_for_response("/readyz", 503)
@@ -202,7 +187,7 @@ async def test_commits_that_wait_for_a_lost_standby_are_reported(
 
         servers.primary.execute_all(REQUIRE_NO_STANDBY)
         await one.wait_until_ready()
-        second = await voter.post(cast, ballot.immediate_times())
+        second = await wallet.post_shares(sealed, position, times=ballot.immediate_times())
         assert second.is_accepted
     await wait_until_counted(chain, round_id, 32)
     await assert_each_share_is_in_one_transaction(chain, round_id, [first, second])
@@ -225,7 +210,8 @@ async def test_object_store_lease_decides_between_two_primaries(
     await one.wait_until("sends", lambda facts: facts["sends"])
     servers.primary.execute_all(REQUIRE_NO_STANDBY)
     await chain.set_faults(routes=["reveal-share"], refuse=1)
-    first = await cast_and_post(chain, one, round_id, 1)
+    first = await cast_vote(chain, one, round_id)
+    assert first.is_accepted
     await wait_until_replicated(servers)
     servers.standby.promote()
     servers.standby.execute_all(REQUIRE_NO_STANDBY)
@@ -244,22 +230,14 @@ async def test_object_store_lease_decides_between_two_primaries(
     one.process.send_signal(signal.SIGSTOP)
     try:
         await two.wait_until("sends", lambda facts: facts["sends"])
-        second = await cast_and_post(chain, two, round_id, 2)
+        second = await cast_vote(chain, two, round_id, proposal=2)
+        assert second.is_accepted
         await wait_until_counted(chain, round_id, 32)
     finally:
         one.process.send_signal(signal.SIGCONT)
     await one.wait_until("has noticed", lambda facts: not facts["sends"])
     assert await count_sent(one, two) == [sent_by_one, 16]
     await assert_each_share_is_in_one_transaction(chain, round_id, [first, second])
-
-
-async def cast_and_post(chain: DevChain, host: HelperProcess, round_id: bytes, proposal: int) -> CastVote:
-    """Cast a vote whose shares are due immediately and are accepted by this host."""
-    async with Wallet(chain.url, [host.url], mode="parallel") as wallet:
-        voter = Voter(wallet, round_id)
-        vote = await voter.post(await voter.cast(proposal), ballot.immediate_times())
-    assert vote.is_accepted
-    return vote
 
 
 async def count_sent(*hosts: HelperProcess) -> list[int]:

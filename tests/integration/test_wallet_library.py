@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 import proofs
@@ -25,7 +24,7 @@ from devnet.leak_check import find_leaks
 from devnet.vote_submission import batch_body, delegation_body
 from devnet.wallet import CastShare, CastVote
 from tests.support.devnet import DevChain, era_flags
-from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess
+from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 from tests.support.slow_link import SlowLink
 from tests.support.wallets.library import LibraryShare, LibraryWallet
@@ -72,7 +71,7 @@ class LargeBatch:
     seconds: float
 
 
-async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.AsyncClient, chain: DevChain) -> Service:
+async def start_service(stack: AsyncExitStack, directory: Path, chain: DevChain) -> Service:
     """Start the processes and their links; `stack` ends them."""
     helper_sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}}
     gateway_sections: dict[str, Any] = {"helper": DISABLED, "admin": DISABLED, "gateway": {"enable": True}}
@@ -80,7 +79,7 @@ async def start_service(stack: AsyncExitStack, directory: Path, http: httpx.Asyn
     hosts = ((STAND_IN_PROGRAM, helper_sections), (STAND_IN_PROGRAM, helper_sections), (REAL_PROGRAM, gateway_sections))
     for number, (program, sections) in enumerate(hosts):
         home = directory / f"host{number}"
-        process = HelperProcess(home, http, chain, program=program, nodes=2, chain=POLLING, **sections)
+        process = HelperProcess(home, chain.http, chain, program=program, nodes=2, chain=POLLING, **sections)
         process.spawn()
         stack.push_async_callback(process.kill)
         processes.append(process)
@@ -125,7 +124,7 @@ async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], 
     return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in response["results"]}
 
 
-async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> None:
+async def vote_in_era(era: str, directory: Path) -> None:
     """Vote on a chain of this era, and check that every share is counted once, at its time, without doubt.
 
     The first node warms its keys until reveals have met it. The second loses one response to the vote, which makes its
@@ -136,10 +135,8 @@ async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> Non
     choices = [(1, 1, 700), (2, 0, 90)] if has_batches else [(1, 1, 700)]
     vote_route = BATCH_CAST if has_batches else "cast-vote"
     async with AsyncExitStack() as stack:
-        chain = DevChain(directory, http, *CHAIN_FLAGS, *era_flags(era))
-        stack.push_async_callback(chain.kill)
-        await chain.start()
-        service = await start_service(stack, directory, http, chain)
+        chain = await stack.enter_async_context(run_chain(directory, *CHAIN_FLAGS, *era_flags(era)))
+        service = await start_service(stack, directory, chain)
         wallet = await stack.enter_async_context(service.create_wallet())
         created_at = int(time.time() - ROUND_SECONDS / 2)
         round_id = await chain.open_round(REMAINING_SECONDS)
@@ -178,7 +175,9 @@ async def vote_in_era(era: str, directory: Path, http: httpx.AsyncClient) -> Non
         assert find_leaks(sent_by_helpers, secret) == []
         for helper in service.helpers:
             assert (await helper.service_counts()).get("failures", 0) == 0
-        assert (await http.post(f"{service.gateway.url}/shielded-vote/v1/reveal-share", json={})).status_code == 404
+        assert (
+            await chain.http.post(f"{service.gateway.url}/shielded-vote/v1/reveal-share", json={})
+        ).status_code == 404
         assert (await service.gateway.post_share({})).status_code == 404, "it has no queue"
         gateway_log = service.gateway.log.read_text()
         assert not [text for text in (vote_route, votes[0].ballot.commitment.hex()) if text in gateway_log]
@@ -207,8 +206,8 @@ def group_by_vote(shares: Sequence[LibraryShare]) -> list[CastVote]:
 
 
 @pytest.mark.rule("N7", "N16", "N17", "N30", "W14")
-async def test_library_wallet_votes_over_slow_links_in_every_era(tmp_path: Path, http: httpx.AsyncClient) -> None:
+async def test_library_wallet_votes_over_slow_links_in_every_era(tmp_path: Path) -> None:
     # All eras at once, because the wallets spend almost all of the time waiting.
     async with asyncio.TaskGroup() as group:
         for era in ERAS:
-            group.create_task(vote_in_era(era, tmp_path / era, http), name=era)
+            group.create_task(vote_in_era(era, tmp_path / era), name=era)

@@ -21,12 +21,12 @@ def nullifiers_of_reveals(reveals: list[dict[str, Any]]) -> set[tuple[bytes, byt
     return {(ROUND_ID, b64decode(row["request"]["share_nullifier"])) for row in reveals}
 
 
-def create_recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int = 120) -> FakeNode:
+def create_recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]]) -> FakeNode:
     """Create a node with the recorded transactions in their blocks.
 
     They are identical byte for byte where a full response was recorded.
     """
-    node = FakeNode(clock, height=height)
+    node = FakeNode(clock, height=120)
     for row in reveals:
         node.add_transaction(int(row["tx"]["height"]), message_from_request(row["request"]).to_tx(), row["tx"])
 

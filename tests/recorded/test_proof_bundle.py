@@ -8,6 +8,7 @@ import zlib
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -200,8 +201,6 @@ def test_verify_malformed_bundle_is_refused_with_reason(make: Callable[[], bytes
 
 def with_parts_and_hashes(**changed: bytes) -> bytes:
     """Replace parts and update the hashes in the manifest."""
-    from hashlib import sha256  # noqa: PLC0415
-
     contents = {
         **read_parts(),
         **{{"inputs": INPUTS, "proof": PROOF}[name]: content for name, content in changed.items()},
