@@ -51,6 +51,10 @@ class Session:
         shares_file: file of real shares.
         share_count: number of new shares that the selected checks post.
         reveal_seconds: seconds after its time within which a share must be counted.
+
+    Attributes:
+        all_shares: all shares of this run, posted or not.
+        log_start: the last entry of the request log before this run.
     """
 
     def __init__(
@@ -75,8 +79,8 @@ class Session:
         self._share_count = share_count
         self._round: ChainRound | None = None
         self._open_rounds: list[bytes] = []
-        self._log_start = 0
-        self._shares: list[TestShare] = []
+        self.log_start = 0
+        self.all_shares: list[TestShare] = []
         self._unused: list[TestShare] = []
         self._template: TestShare | None = None
         self._refusable: TestShare | None = None
@@ -87,7 +91,7 @@ class Session:
         self._end: int | None = None
         if shares_file is not None:
             self._unused, self._end = read_shares_file(shares_file)
-            self._shares = list(self._unused)
+            self.all_shares = list(self._unused)
             self._take_template()
 
     @property
@@ -124,20 +128,10 @@ class Session:
     def share_of_other_vote(self) -> TestShare:
         """A share of another vote than the template, posted or not."""
         commitment = self.template.commitment
-        for share in self._shares:
+        for share in self.all_shares:
             if share.commitment != commitment and share.round_id == self.template.round_id:
                 return share
         raise CheckSkipped("needs shares of two votes")
-
-    @property
-    def all_shares(self) -> Sequence[TestShare]:
-        """All shares of this run, posted or not."""
-        return self._shares
-
-    @property
-    def log_start(self) -> int:
-        """The last entry of the request log before this run."""
-        return self._log_start
 
     def invented(self) -> TestShare:
         """A well-formed share of a round that does not exist; needs no chain."""
@@ -252,7 +246,7 @@ class Session:
 
     async def _prepare_chain(self, chain: DevChain) -> None:
         entries = await chain.requests_after(0)
-        self._log_start = entries[-1]["seq"] if entries else 0
+        self.log_start = entries[-1]["seq"] if entries else 0
         self._round = await self.open_round()
         self._end = self._round.end
         await chain.add_leaves(self._round.round_id)
@@ -285,7 +279,7 @@ class Session:
         positions = await self.chain.cast(chain_round.round_id, [vote.commitment for vote in votes])
         pairs = list(zip(votes, positions, strict=True))
         shares = [share for vote, position in reversed(pairs) for share in shares_of(vote, position)]
-        self._shares += shares
+        self.all_shares += shares
         return shares
 
     async def cast_known_vote(self, *, proposal_id: int, vote_decision: int) -> TestShare:
