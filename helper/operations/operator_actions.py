@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,10 +84,6 @@ class SkippedRow:
     reason: ImportResult = fact("Why the share was not imported.")
 
 
-ActionFunction = Callable[[Counter[str]], Awaitable[None]]
-"""Performs an action and updates the counters as it proceeds."""
-
-
 class OperatorActions:
     """Performs operator actions and records them in the audit log.
 
@@ -141,7 +138,8 @@ class OperatorActions:
             raise ActionRefused("only failed shares can be retried", advice="Omit --state or use --state failed.")
         share_ids = [await self._find_share_id(ref) for ref in dict.fromkeys(refs)]
 
-        async def work(counts: Counter[str]) -> None:
+        arguments = _audit_arguments(share_filter, len(refs))
+        async with self._record_action(actor, "retry", arguments, dry_run=dry_run) as counts:
             closed = await self._closed_rounds()
             async for ids in self._iter_batches(share_filter.round_id, share_ids if refs else None):
                 batch = await self._store.run(
@@ -157,19 +155,13 @@ class OperatorActions:
                     self._wake()
             if refs:
                 counts["not_failed"] = len(set(share_ids)) - sum(counts.values())
-
-        counts = await self._perform_action(
-            actor, "retry", _audit_arguments(share_filter, len(refs)), work, dry_run=dry_run
-        )
         return {"retried": 0, "closed": 0, "moved": 0, "not_failed": 0, **counts}
 
     async def record_export(self, actor: Actor, share_filter: QueueFilter, ref_count: int, shares: int) -> Counts:
         """Record in the audit log that shares were copied into a file."""
-
-        async def work(counts: Counter[str]) -> None:
+        async with self._record_action(actor, "export", _audit_arguments(share_filter, ref_count)) as counts:
             counts["copied"] = shares
-
-        return await self._perform_action(actor, "export", _audit_arguments(share_filter, ref_count), work)
+        return counts
 
     async def move_shares(
         self, actor: Actor, share_filter: QueueFilter, ref_count: int, marks: Sequence[RowVersion]
@@ -183,8 +175,7 @@ class OperatorActions:
         Returns:
             Number of shares by result: `moved` and `stayed` (not marked).
         """
-
-        async def work(counts: Counter[str]) -> None:
+        async with self._record_action(actor, "move", _audit_arguments(share_filter, ref_count)) as counts:
             for start in range(0, len(marks), BATCH_SHARES):
                 batch = marks[start : start + BATCH_SHARES]
                 note = _history_note(actor, "moved to another machine")
@@ -193,8 +184,6 @@ class OperatorActions:
                         exported_shares.mark_moved, batch, note=note, idle_only=self._rounds is not None
                     )
                 )
-
-        counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
         return {"moved": 0, "stayed": 0, **counts}
 
     async def import_shares(
@@ -216,8 +205,7 @@ class OperatorActions:
             ActionRefused: the export belongs to another chain.
         """
         skipped: list[SkippedRow] = []
-
-        async def work(counts: Counter[str]) -> None:
+        async with self._record_action(actor, "import", {}, dry_run=dry_run) as counts:
             header = parse_header(await anext(lines, b""))
             chain_id = await self._store.get_meta(CHAIN_ID_KEY)
             if None not in {chain_id, header.chain_id} and chain_id != header.chain_id:
@@ -236,15 +224,15 @@ class OperatorActions:
                     self._wake()
             if received != header.shares:
                 raise ExportFileError(f"the export is truncated: received {received} of {header.shares} shares")
-
-        counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
         names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
         return {**dict.fromkeys(names, 0), **counts}, skipped
 
     async def _import_batch(
         self, rounds: RoundsById, batch: Sequence[bytes], *, note: str, dry_run: bool
     ) -> list[ImportedShare]:
-        checked = await anyio.to_thread.run_sync(_validate_lines, self._share_checks, rounds, batch)
+        checked = await anyio.to_thread.run_sync(  # because hashing blocks
+            lambda: [_validate_line(self._share_checks, rounds, line) for line in batch]
+        )
         valid = [share for share in checked if share is not None]
         sent = [message for share in valid if (message := _sent_message(*share)) is not None]
         if sent and self._find_counted is not None and not dry_run and (counted := await self._find_counted(sent)):
@@ -281,16 +269,13 @@ class OperatorActions:
                 advice="The running helper reports them within seconds. Check its log, then retry.",
             )
         states = (await self._store.count_shares()).get(round_id, {})
-
-        async def work(counts: Counter[str]) -> None:
+        async with self._record_action(actor, "purge", {"round": round_id.hex()}, dry_run=dry_run) as counts:
             counts.update({state.text: number for state, number in states.items()})
             if not dry_run:
                 await self._store.run_batches(round_operations.purge, round_id)
                 if self._rounds is not None:
                     self._rounds.forget(round_id)
                 await self._store.wait_for_erasure()
-
-        counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
         return {**{state.text: 0 for state in ShareState}, **counts}
 
     async def rescan(self, actor: Actor, first: int) -> tuple[Ledger, Rescan]:
@@ -310,33 +295,27 @@ class OperatorActions:
                 f"block {first} has not been read yet: the newest block read is {ledger.top}",
                 advice="A rescan reads blocks again. The helper reads new blocks by itself.",
             )
-        rescan: Rescan | None = None
-
-        async def work(counts: Counter[str]) -> None:
-            nonlocal ledger, rescan
+        async with self._record_action(actor, "rescan", {"from": first}) as counts:
             ledger = await self._store.run(blocks.begin_rescan, first)
             rescan = ledger.rescan
             assert rescan is not None
             counts["blocks"] = count_heights(find_unread(ledger, rescan.first, rescan.last))
-
-        await self._perform_action(actor, "rescan", {"from": first}, work)
-        assert ledger is not None
-        assert rescan is not None
         self._on_rescan()
         return ledger, rescan
 
-    async def _perform_action(
-        self, actor: Actor, name: str, arguments: dict[str, Any], work: ActionFunction, *, dry_run: bool = False
-    ) -> Counts:
-        """Perform an action with an audit log entry at its start and end. A dry run leaves no entry."""
+    @asynccontextmanager
+    async def _record_action(
+        self, actor: Actor, name: str, arguments: dict[str, Any], *, dry_run: bool = False
+    ) -> AsyncIterator[Counter[str]]:
+        """Record the action of the body in the audit log, with its counters. A dry run leaves no entry."""
         counts: Counter[str] = Counter()
         if dry_run:
-            await work(counts)
-            return dict(counts)
+            yield counts
+            return
         async with self._action_lock:
             number = await self._store.run(audit_log.begin_action, actor, name, arguments)
             try:
-                await work(counts)
+                yield counts
             except BaseException as error:
                 # The text of an exception of another library may quote share data.
                 reason = str(error) if isinstance(error, HelperError) else type(error).__name__
@@ -346,7 +325,6 @@ class OperatorActions:
                 raise
             await self._store.run(audit_log.end_action, number, counts)
         log.info("operator_action_done", operator=actor.name, outcome=name, counts=dict(counts))
-        return dict(counts)
 
     async def _find_share_id(self, ref: str) -> int:
         """Return the id of the only share whose reference has this prefix."""
@@ -413,11 +391,6 @@ def _sent_message(exported: ExportedShare, nullifier: bytes) -> SentReveal | Non
         last_outcome=reveal.last_outcome,
         due_ms=max(exported.due_ms, exported.share.submit_at * 1000),
     )
-
-
-def _validate_lines(share_checks: Checks, rounds: RoundsById, batch: Sequence[bytes]) -> list[ValidatedShare | None]:
-    """Validate a batch. Runs in a thread because hashing blocks."""
-    return [_validate_line(share_checks, rounds, line) for line in batch]
 
 
 def _validate_line(share_checks: Checks, rounds: RoundsById, line: bytes) -> ValidatedShare | None:
