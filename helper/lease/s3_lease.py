@@ -133,8 +133,7 @@ class S3Lease(Lease):
         self._tag = ""  # ETag of this process's version, "" without a lease
         self._unconfirmed: list[bytes] = []  # own versions since the last response to a write; any may be stored
         self._beat = 0
-        self._conditions_checked = False
-        self._check_rounds_left = _CHECK_ROUNDS
+        self._check_rounds_left = _CHECK_ROUNDS  # of the test of the store
         self._fault = ""  # why the store cannot hold a lease, as far as the checks have shown
 
     @property
@@ -295,7 +294,7 @@ class S3Lease(Lease):
 
     async def _check_conditional_writes(self) -> None:
         """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
-        if not self._conditions_checked and not self._fault:
+        if self._check_rounds_left and not self._fault:
             try:
                 await self._test_store(self._name + CHECK_SUFFIX)
             except BucketError as error:
@@ -305,7 +304,6 @@ class S3Lease(Lease):
                 f"this object store {self._fault}",
                 advice="Use an object store with atomic conditional writes, or a newer version; then restart.",
             )
-        self._conditions_checked = True
 
     async def _test_store(self, name: str) -> None:
         repeat, unwanted = self._repeat_throttled, b"must not be written\n"
