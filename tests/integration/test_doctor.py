@@ -115,8 +115,8 @@ async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, 
     assert result.exit_code == 3
     assert "Traceback" not in result.stderr
     lines = result.stdout.splitlines()
-    assert f"warn  helper           not running: no helper is listening on {helper.ready_data['socket']}" in lines
-    assert lines[lines.index(lines[1]) + 1].startswith("      -> Start it")
+    warning = f"warn  helper           not running: no helper is listening on {helper.ready_data['socket']}"
+    assert lines[lines.index(warning) + 1].startswith("      -> Start it")
 
 
 async def test_doctor_proof_check_reports_time_or_failure() -> None:
