@@ -19,12 +19,11 @@ import pytest
 
 from helper.cli.conventions import emit_json, encode_json_line
 from helper.store import rounds
-from helper.store.shares import EnqueueOperation
 from tests.support.process import TIMEOUT_SECONDS
 from tests.support.terminal import run_in_terminal
 from tests.unit.ingest.admission_fixtures import ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness
-from tests.unit.store.fixtures import make_posted_share
+from tests.unit.store.fixtures import enqueue, make_posted_share
 
 SHARE_COUNT = 2000
 REF = re.compile(r"[0-9a-f]{12}")
@@ -40,9 +39,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         harness = OperationsHarness(path)
         await harness.open()
         shares = [make_posted_share(number, round_id=ROUND_ID) for number in range(SHARE_COUNT)]
-        await asyncio.gather(
-            *(harness.store.run(EnqueueOperation(posted.share, posted.nullifier, now=NOW)) for posted in shares)
-        )
+        await asyncio.gather(*(enqueue(harness.store, posted, now=NOW) for posted in shares))
         await harness.store.run_batches(rounds.fail_unconfirmed, ROUND_ID, note="the node did not answer")
         await harness.store.close()
 

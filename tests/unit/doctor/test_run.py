@@ -48,7 +48,7 @@ from tests.support.process import find_free_port
 from tests.support.service_state import partial_state, snapshot_of
 from tests.unit.cli.test_permissions import deny_status
 from tests.unit.ingest.admission_fixtures import ROUND_ID, make_round
-from tests.unit.store.fixtures import make_posted_share
+from tests.unit.store.fixtures import enqueue, make_posted_share
 
 pytestmark = pytest.mark.anyio
 
@@ -229,8 +229,7 @@ async def test_examine_says_what_shares_in_retry_backoff_wait_for(tmp_path: Path
     store = SqliteStore(tmp_path / "svote-helper.db", clock=clock)
     await store.open()
     await store.run(save_rounds, [to_stored_round(replace(make_round(), vote_end_time=int(now) + 3600))], now)
-    posted = make_posted_share(1, round_id=ROUND_ID)
-    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+    await enqueue(store, make_posted_share(1, round_id=ROUND_ID), now=now)
     (queued,) = await store.run(shares.claim_due, now=now + 1, limit=1, rounds=[ROUND_ID])
     await store.run(shares.retry, queued.id, due_ms=int(now + 3590) * 1000, stage="proof", note="no memory for a proof")
     await store.close()

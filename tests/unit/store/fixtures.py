@@ -16,7 +16,7 @@ from helper.store import blocks, messages, shares
 from helper.store.action_models import ExportedShare, RowVersion
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.models import PreparedReveal, QueuedShare, QueueFilter
+from helper.store.models import EnqueueResult, PreparedReveal, QueuedShare, QueueFilter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
@@ -81,10 +81,13 @@ async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked fo
     ]
 
 
+async def enqueue(store: Store, posted: PostedShare, *, now: float = NOW) -> EnqueueResult:
+    return await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+
+
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     for number in numbers:
-        posted = make_posted_share(number, submit_at=submit_at)
-        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+        await enqueue(store, make_posted_share(number, submit_at=submit_at), now=now)
 
 
 async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
@@ -134,6 +137,17 @@ def select_shares(
 def read_database_files(path: Path) -> dict[str, bytes]:
     """Names and bytes of the database file and all files whose names begin with its name."""
     return {file.name: file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*"))}
+
+
+async def copy_as_crashed(store: Store, path: Path) -> Path:
+    """The files of a helper that was killed with two shares in its WAL; returns the path of the database."""
+    await enqueue_shares(store, 1, 2)
+    copied = path.parent / "crashed" / path.name
+    copied.parent.mkdir()
+    for name, data in read_database_files(path).items():
+        if not name.endswith("-shm"):
+            (copied.parent / name).write_bytes(data)
+    return copied
 
 
 @contextmanager

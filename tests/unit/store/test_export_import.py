@@ -12,7 +12,7 @@ from helper.core.share import ShareState
 from helper.store import blocks, exported_shares, messages, rounds
 from helper.store.action_models import ExportedShare, ValidatedShare
 from helper.store.models import MOVED, FailedShares, HistoryEntry, QueueFilter
-from helper.store.shares import EnqueueOperation, fail, requeue, retry
+from helper.store.shares import fail, requeue, retry
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import RevealRow
 from tests.unit.store.conformance.test_chain_data import make_stored_round
@@ -24,6 +24,7 @@ from tests.unit.store.fixtures import (
     StoreOpener,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -49,8 +50,7 @@ async def enqueue_one_of_each(store: SqliteStore) -> None:
     await enqueue_shares(store, 3)
     await claim_all_due(store)
     await enqueue_shares(store, 4, submit_at=int(NOW) + 50)
-    other = make_posted_share(5, round_id=OTHER_ROUND)
-    await store.run(EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(5, round_id=OTHER_ROUND))
 
 
 async def test_export_contains_each_share_with_its_state(store: SqliteStore, path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -189,10 +190,7 @@ async def test_shares_are_recognized_under_the_old_and_the_new_key(path: Path) -
         same_nullifier = make_posted_share(3)
         for number in (1, 2):
             posted = make_posted_share(number)
-            assert (
-                await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
-                is EnqueueResult.DUPLICATE
-            )
+            assert await enqueue(store, posted) is EnqueueResult.DUPLICATE
             result = await store.run(shares.EnqueueOperation(same_nullifier.share, posted.nullifier, now=NOW))
             assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
         await confirm_shares(store, 1, 2, height=9)
@@ -270,9 +268,7 @@ async def test_encrypting_and_decrypting_keep_the_queue(path: Path) -> None:
 
     async with open_store(path, NEW) as store:
         posted = make_posted_share(1)
-        assert (
-            await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
-        )
+        assert await enqueue(store, posted) is EnqueueResult.DUPLICATE
         assert await store.verify() == []
 
     rewrite_file(path, SystemClock(), NEW, encrypt=False)

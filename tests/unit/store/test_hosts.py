@@ -46,7 +46,6 @@ from helper.store.postgres.store import PostgresStore
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.shares import (
-    EnqueueOperation,
     claim_due,
     claim_listed,
     fail,
@@ -74,6 +73,8 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
+    enqueue_and_prepare,
     enqueue_shares,
     greatest_height,
     make_posted_share,
@@ -154,13 +155,7 @@ async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -
     host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(40)]
 
-    outcomes = await asyncio.gather(
-        *(
-            host.run(EnqueueOperation(share.share, share.nullifier, now=NOW))
-            for share in shares
-            for host in (host_a, host_b)
-        )
-    )
+    outcomes = await asyncio.gather(*(enqueue(host, share) for share in shares for host in (host_a, host_b)))
 
     assert outcomes.count(EnqueueResult.QUEUED) == outcomes.count(EnqueueResult.DUPLICATE) == 40
     assert await host_a.count_shares() == await host_b.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
@@ -201,7 +196,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
     await host_a.run(rounds.save_rounds, [make_stored_round()], NOW)
 
     await asyncio.gather(
-        *(host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares),
+        *(enqueue(host_a, share) for share in shares),
         *(confirm_shares(host_b, number, height=number) for number in range(60)),
     )
 
@@ -216,9 +211,9 @@ async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_hos
     commits = host._writer.commits
 
     await asyncio.gather(
-        *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[:2]),
+        *(enqueue(host, share) for share in shares[:2]),
         host.run(rounds.save_rounds, [make_stored_round()], NOW),
-        *(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) for share in shares[2:]),
+        *(enqueue(host, share) for share in shares[2:]),
     )
 
     assert host._writer.commits - commits == 3
@@ -232,17 +227,9 @@ def expire_sender_lease(backend: PostgresBackend) -> None:
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 
-async def enqueue_and_prepare(host: PostgresStore, number: int = 1) -> int:
-    """Enqueue a share and store its message on this host; return its id."""
-    await enqueue_shares(host, number)
-    (queued,) = await claim_all_due(host)
-    assert await host.run(prepare, queued.id, make_reveal(number))
-    return queued.id
-
-
 async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    share = await enqueue_and_prepare(host_b)
+    share = await enqueue_and_prepare(host_b, 1)
     before = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
     assert not await host_a.run(mark_sending, share, height=1, endpoint="node")
 
@@ -262,7 +249,7 @@ async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost,
 
 async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    share = await enqueue_and_prepare(host_a)
+    share = await enqueue_and_prepare(host_a, 1)
     first = await host_a.acquire_sender_lease()
     expire_sender_lease(backend)
     assert not await host_a.run(mark_sending, share, height=1, endpoint="node")
@@ -330,7 +317,7 @@ async def test_outer_fencing_token_overrules_and_never_decreases(join_host: Join
 
 async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost, clock: FakeClock) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
-    share, bucket = await enqueue_and_prepare(host_a), create_released_bucket()
+    share, bucket = await enqueue_and_prepare(host_a, 1), create_released_bucket()
     named_hosts = ((host_a, "one"), (host_b, "two"))
     first, second = (
         DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in named_hosts
@@ -385,7 +372,7 @@ async def test_hosts_claim_backlog_of_both_rounds_without_collisions(join_host: 
     await enqueue_shares(hosts[0], *range(30))
     for number in range(30, 60):
         posted = make_posted_share(number, round_id=OTHER_ROUND)
-        await hosts[0].run(EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+        await enqueue(hosts[0], posted)
     ends, late = {ROUND: math.inf, OTHER_ROUND: math.inf}, NOW + 60
     own_orders = [await host.list_due(ROUND, now=late, limit=30, by_rank=True) for host in hosts]
     assert own_orders[0][0] != own_orders[1][0], "hosts begin at different places of one order"
@@ -633,8 +620,8 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
     assert await host_a.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 1
 
     late, known = make_posted_share(2), make_posted_share(1)
-    assert await host_b.run(EnqueueOperation(late.share, late.nullifier, now=NOW)) is EnqueueResult.CLOSED
-    assert await host_b.run(EnqueueOperation(known.share, known.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+    assert await enqueue(host_b, late) is EnqueueResult.CLOSED
+    assert await enqueue(host_b, known) is EnqueueResult.DUPLICATE
 
     assert await host_a.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
@@ -880,7 +867,7 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
     try:
         for number in count():  # a new setting takes effect with a delay
             share = make_posted_share(number)
-            posting = asyncio.create_task(host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)))
+            posting = asyncio.create_task(enqueue(host_a, share))
             while not posting.done() and backend.query_rows(waiting) == []:
                 await asyncio.sleep(0.01)
             if not posting.done():
@@ -900,7 +887,7 @@ async def test_share_that_standby_may_lack_is_not_acknowledged(
         server.execute_all(REQUIRE_NO_STANDBY)
     assert await asking
     await wait_until(lambda: host_a.write_error is None)
-    assert await host_a.run(EnqueueOperation(share.share, share.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+    assert await enqueue(host_a, share) is EnqueueResult.DUPLICATE
 
 
 async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: FakeClock, join_host: JoinHost) -> None:
@@ -920,7 +907,7 @@ async def test_defaults_of_role_do_not_apply(backend: PostgresBackend, clock: Fa
         share = make_posted_share(2)
         with backend.connect() as other, other.transaction():
             other.execute("SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1)")
-            posting = asyncio.create_task(host.run(EnqueueOperation(share.share, share.nullifier, now=NOW)))
+            posting = asyncio.create_task(enqueue(host, share))
             await asyncio.to_thread(wait_for_lock_waiter, backend)
             other.execute("INSERT INTO spent (round_no, nullifier) SELECT no, %s FROM round_keys", (share.nullifier,))
         assert await posting is EnqueueResult.DUPLICATE
@@ -1143,10 +1130,7 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
 
     both = backend.create_store(clock, sealing_keys=[b"x" * 32, *SEALING_KEYS])
     await both.open()
-    assert (
-        await both.run(EnqueueOperation(make_posted_share(1).share, make_posted_share(1).nullifier, now=NOW))
-        is EnqueueResult.DUPLICATE
-    )
+    assert await enqueue(both, make_posted_share(1)) is EnqueueResult.DUPLICATE
     await enqueue_shares(both, 2)
     assert {queued.share for queued in await claim_all_due(both)} == {
         make_posted_share(1).share,

@@ -51,6 +51,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -178,8 +179,7 @@ async def fill_store(store: Store) -> None:
     await fail_share(store, 2, note="refused")
     await enqueue_and_claim(store, 3)  # is being proven
     await enqueue_shares(store, 4, 5, 6, submit_at=int(NOW) + 50)
-    other = make_posted_share(7, round_id=OTHER_ROUND)
-    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(7, round_id=OTHER_ROUND))
     await store.run(rounds.save_leaves, ROUND, 7, 0, LEAVES)
     await store.run(rounds.save_subtrees, ROUND, 0, SUBTREE_BYTES)
 
@@ -247,7 +247,7 @@ async def test_export_reads_pages_while_hosts_change_the_queue(
 async def enqueue_shares_again(store: Store, number: int) -> EnqueueResult:
     """Post a share again, due earlier."""
     posted = make_posted_share(number, submit_at=int(NOW) + 40)
-    return await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    return await enqueue(store, posted)
 
 
 async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPair, open_store: OpenStore) -> None:
@@ -278,9 +278,7 @@ async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPai
     assert sorted(queued.share.tree_position - 70_000 for queued in claimed) == [3, 4, 5, 6]
     for number in (1, 8):  # known in the target: live, and confirmed
         posted = make_posted_share(number)
-        assert (
-            await target_store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
-        ).name == "DUPLICATE"
+        assert (await enqueue(target_store, posted)).name == "DUPLICATE"
     await enqueue_shares(target_store, 30)
     (fresh,) = await claim_all_due(target_store, now=NOW + 60)
     assert fresh.id > max(queued.id for queued in claimed)
@@ -311,10 +309,7 @@ async def test_round_trip_migration_restores_no_erased_rows(filled: BackendPair,
     reopened = await open_store(source)
     assert await reopened.count_shares() == counted
     assert await reopened.list_damaged() == []
-    assert (
-        await reopened.run(shares.EnqueueOperation(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW))
-        is not None
-    )
+    assert await enqueue(reopened, make_posted_share(4)) is not None
     assert await reopened.count_shares() == counted
     with pytest.raises(StoreMoved):
         await open_store(target)

@@ -22,7 +22,7 @@ from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
 from tests.unit.store.conformance.test_chain_data import make_stored_round
-from tests.unit.store.fixtures import NOW, ROUND, PostedShare, make_posted_share
+from tests.unit.store.fixtures import NOW, ROUND, PostedShare, enqueue, make_posted_share
 
 ROUNDS = 3
 """Rounds of one batch; the chain has reported only the first."""
@@ -216,6 +216,6 @@ async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list
 
 
 async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    calls = (store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) for posted in batch)
+    calls = (enqueue(store, posted) for posted in batch)
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     return [type(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -220,8 +221,7 @@ async def test_subtrees_are_returned_up_to_first_missing(store: Store) -> None:
 @pytest.mark.rule("R15")
 async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(store: Store) -> None:
     await enqueue_shares(store, *range(250))
-    other = make_posted_share(1, round_id=OTHER_ROUND)
-    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(1, round_id=OTHER_ROUND))
     for queued in await claim_all_due(store, limit=3):
         if queued.id % 2:
             await store.run(messages.prepare, queued.id, make_reveal(1))

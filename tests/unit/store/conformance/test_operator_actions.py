@@ -113,6 +113,8 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     (queued,) = await claim_all_due(store)
     await store.run(messages.prepare, queued.id, make_reveal(1))
     await store.run(fail, queued.id, stage="broadcast", note="refused")
+    (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 9)
+    assert (entry.stage, entry.note, entry.crashes) == ("broadcast", "refused", 1)
 
     assert await retry_matching(store, [queued.id], dry=True) == {"retried": 1}
     assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a dry run changes nothing"

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_shares,
     make_posted_share,
     make_reveal,
@@ -115,8 +116,7 @@ async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> 
     start = int(NOW)
     for number in (3, 1, 2):
         await enqueue_shares(store, number, submit_at=start + number)
-    other = make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND)
-    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND))
     (first,) = await claim_all_due(store, limit=1)
     await store.run(shares.fail, first.id, stage="proof", note="no")
 

@@ -28,6 +28,7 @@ from tests.unit.store.fixtures import (
     ROUND,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_and_claim,
     enqueue_and_prepare,
     enqueue_shares,
@@ -40,7 +41,7 @@ from tests.unit.store.fixtures import (
 async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> None:
     posted = make_posted_share(5, submit_at=int(NOW) + 100)
 
-    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.QUEUED
+    assert await enqueue(store, posted) is EnqueueResult.QUEUED
 
     assert await claim_all_due(store, now=NOW + 99.9) == []
     (queued,) = await claim_all_due(store, now=NOW + 100)
@@ -64,12 +65,10 @@ async def test_claim_due_returns_extra_fields_of_share(store: Store) -> None:
 @pytest.mark.rule("R10")
 async def test_enqueue_same_share_later_changes_nothing(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
-    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await enqueue(store, posted)
     before = backend.query_rows("SELECT * FROM shares")
     for again_at in (int(NOW) + 60, int(NOW) + 500):
-        outcome = await store.run(
-            shares.EnqueueOperation(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
-        )
+        outcome = await enqueue(store, posted.with_submit_at(again_at), now=NOW + 1)
         assert outcome is EnqueueResult.DUPLICATE
         assert backend.query_rows("SELECT * FROM shares") == before
         assert await store.is_known(posted.share.key)
@@ -83,7 +82,7 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store) -> 
     assert counts == {ROUND: dict.fromkeys(ShareState, 1)}
     for number in range(1, len(ShareState) + 1):
         posted = make_posted_share(number)
-        outcome = await store.run(shares.EnqueueOperation(posted.with_submit_at(0).share, posted.nullifier, now=NOW))
+        outcome = await enqueue(store, posted.with_submit_at(0))
         assert outcome is EnqueueResult.DUPLICATE
         assert await store.count_shares() == counts
         assert await store.is_known(posted.share.key)
@@ -96,16 +95,12 @@ async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(
 ) -> None:
     first, other = make_posted_share(1, submit_at=int(NOW) + 3600), make_posted_share(2, submit_at=int(NOW) + 3600)
     for posted in (first, other):
-        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+        await enqueue(store, posted)
 
     again = first.with_submit_at(again_at)
-    assert await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 1)) is EnqueueResult.MOVED_UP
-    assert (
-        await store.run(shares.EnqueueOperation(first.share, first.nullifier, now=NOW + 2)) is EnqueueResult.DUPLICATE
-    )
-    assert (
-        await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 2)) is EnqueueResult.DUPLICATE
-    )
+    assert await enqueue(store, again, now=NOW + 1) is EnqueueResult.MOVED_UP
+    assert await enqueue(store, first, now=NOW + 2) is EnqueueResult.DUPLICATE
+    assert await enqueue(store, again, now=NOW + 2) is EnqueueResult.DUPLICATE
 
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
     await store.close()
@@ -121,9 +116,7 @@ async def test_enqueue_same_share_in_one_batch_takes_earliest_time(store: Store)
     times = (3600, 60, 600, 0, 3600)
     posts = [make_posted_share(1, submit_at=int(NOW) + seconds) for seconds in times]
 
-    outcomes = await asyncio.gather(
-        *(store.run(shares.EnqueueOperation(each.share, each.nullifier, now=NOW)) for each in posts)
-    )
+    outcomes = await asyncio.gather(*(enqueue(store, each) for each in posts))
 
     moved, known = EnqueueResult.MOVED_UP, EnqueueResult.DUPLICATE
     assert outcomes == [EnqueueResult.QUEUED, moved, known, moved, known]
@@ -134,15 +127,13 @@ async def test_enqueue_same_share_in_one_batch_takes_earliest_time(store: Store)
 @pytest.mark.rule("R10")
 async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1, submit_at=int(NOW) + 60)
-    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await enqueue(store, posted)
     (queued,) = await claim_all_due(store, now=NOW + 60)
     await store.run(shares.retry, queued.id, due_ms=int(NOW + 600) * 1000, stage="proof", note="no")
     before = backend.query_rows("SELECT * FROM shares")
 
     again = posted.with_submit_at(0)
-    assert (
-        await store.run(shares.EnqueueOperation(again.share, again.nullifier, now=NOW + 61)) is EnqueueResult.DUPLICATE
-    )
+    assert await enqueue(store, again, now=NOW + 61) is EnqueueResult.DUPLICATE
 
     assert backend.query_rows("SELECT * FROM shares") == before
 
@@ -152,7 +143,7 @@ async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: St
     await store.run(rounds.save_rounds, [make_stored_round()], NOW)
     await store.run(blocks.apply_blocks, [(7, 7)], [(ROUND, posted.nullifier)])
 
-    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+    assert await enqueue(store, posted) is EnqueueResult.DUPLICATE
 
     assert await store.count_shares() == {}
     assert not await store.is_known(posted.share.key)
@@ -166,12 +157,7 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     numbers = range(512)
     before = store._writer.commits
 
-    outcomes = await asyncio.gather(
-        *(
-            store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
-            for n in numbers
-        )
-    )
+    outcomes = await asyncio.gather(*(enqueue(store, make_posted_share(n)) for n in numbers))
 
     assert set(outcomes) == {EnqueueResult.QUEUED}
     assert store._writer.commits - before == 1
@@ -182,40 +168,38 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
 
 async def test_enqueue_known_share_waits_for_a_sync_like_a_new_one(store: Store, backend: StoreBackend) -> None:
     posted = make_posted_share(1)
-    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await enqueue(store, posted)
     before = backend.read_synced_log()
 
-    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+    assert await enqueue(store, posted) is EnqueueResult.DUPLICATE
 
     assert backend.read_synced_log() != before
 
 
 async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) -> None:
     posted = make_posted_share(1)
-    task = asyncio.create_task(store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)))
+    task = asyncio.create_task(enqueue(store, posted))
     await asyncio.sleep(0)
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW)) is EnqueueResult.DUPLICATE
+    assert await enqueue(store, posted) is EnqueueResult.DUPLICATE
 
 
 CHILD_SCRIPT = """
 import asyncio, sys
-from helper.store.shares import EnqueueOperation
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import parse_locator
-from tests.unit.store.fixtures import NOW, make_posted_share
+from tests.unit.store.fixtures import enqueue, make_posted_share
 
 async def main() -> None:
     store = parse_locator(sys.argv[1:]).create_store(FakeClock())
     await store.open()
 
     async def one(number: int) -> None:
-        posted = make_posted_share(number)
-        await store.run(EnqueueOperation(posted.share, posted.nullifier, NOW))
+        await enqueue(store, make_posted_share(number))
         print(number, flush=True)
 
     await asyncio.gather(*(one(number) for number in range(4_000)))
@@ -292,8 +276,9 @@ async def test_claim_due_before_due_second_claims_nothing(store: Store) -> None:
 @pytest.mark.rule("N26")
 async def test_claim_due_merges_requested_rounds_by_due_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for second in range(6):
-        posted = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
-        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+        await enqueue(
+            store, make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
+        )
 
     fetch, names = store._reader.fetch, list[str]()
 
@@ -345,9 +330,8 @@ def damage(store: Store, backend: StoreBackend, reopen: Reopen) -> Damage:
     return damage_rows
 
 
-async def post(store: Store, number: int, *, submit_at: int = 0, now: float = NOW) -> EnqueueResult:
-    posted = make_posted_share(number, submit_at=submit_at)
-    return await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+async def post(store: Store, number: int, *, submit_at: int = 0) -> EnqueueResult:
+    return await enqueue(store, make_posted_share(number, submit_at=submit_at))
 
 
 async def send_message(store: Store, number: int) -> None:
