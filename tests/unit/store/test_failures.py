@@ -39,6 +39,8 @@ from tests.unit.store.fixtures import (
     NOW,
     ROUND,
     StoreOpener,
+    copy_as_crashed,
+    enqueue,
     enqueue_and_claim,
     enqueue_shares,
     make_posted_share,
@@ -79,10 +81,7 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
     await store._writer.run(partial(limit_page_count, more=1))
 
     outcomes = await asyncio.gather(
-        *(
-            store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
-            for n in range(300)
-        ),
+        *(enqueue(store, make_posted_share(n)) for n in range(300)),
         return_exceptions=True,
     )
 
@@ -94,10 +93,7 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
     share_id = await enqueue_and_claim(store, 999)
     await store.run(shares.fail, share_id, stage="proof", note="no")
-    good = [
-        store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
-        for n in range(20)
-    ]
+    good = [enqueue(store, make_posted_share(n)) for n in range(20)]
     bad = store.run(shares.requeue, share_id, stage="tree", note="it has failed")
 
     first, *rest = await asyncio.gather(bad, *good, return_exceptions=True)
@@ -113,10 +109,7 @@ async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteSt
         tx.adjust_count(tx.ensure_round(ROUND).no, ShareState.RECEIVED, 1000)
         raise ValueError("half way")
 
-    good = [
-        store.run(shares.EnqueueOperation(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW))
-        for n in range(20)
-    ]
+    good = [enqueue(store, make_posted_share(n)) for n in range(20)]
     outcomes = await asyncio.gather(*good[:10], store._writer.run(half), *good[10:], return_exceptions=True)
 
     failed = outcomes.pop(10)
@@ -131,7 +124,7 @@ async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> No
 
     results = await asyncio.gather(
         store.run(shares.EnqueueOperation(posted.share, b"short", now=NOW)),
-        store.run(shares.EnqueueOperation(make_posted_share(2).share, make_posted_share(2).nullifier, now=NOW)),
+        enqueue(store, make_posted_share(2)),
         return_exceptions=True,
     )
 
@@ -298,17 +291,6 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
         assert synced == []
         assert scrub_pages(file.fileno(), {2}, 4096, again=True) == 1
         assert synced == [file.fileno()]
-
-
-async def copy_as_crashed(store: SqliteStore, path: Path) -> Path:
-    """The files of a helper that was killed with commits in its WAL."""
-    await enqueue_shares(store, 1, 2)
-    copied = path.parent / "crashed" / path.name
-    copied.parent.mkdir()
-    for name, data in read_database_files(path).items():
-        if not name.endswith("-shm"):
-            (copied.parent / name).write_bytes(data)
-    return copied
 
 
 async def test_open_after_crash_checkpoints_wal_first(store: SqliteStore, path: Path, clock: FakeClock) -> None:

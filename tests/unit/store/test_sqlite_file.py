@@ -14,7 +14,7 @@ from helper.store.models import QueueFilter
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.fixtures import ROUND, enqueue_shares, read_database_files
+from tests.unit.store.fixtures import ROUND, copy_as_crashed, enqueue_shares, read_database_files
 
 
 async def test_offline_reader_equals_store_and_changes_nothing(store: SqliteStore, path: Path) -> None:
@@ -30,21 +30,15 @@ async def test_offline_reader_equals_store_and_changes_nothing(store: SqliteStor
     }
 
 
-async def test_offline_reader_after_crash_includes_wal_and_keeps_it(
-    store: SqliteStore, path: Path, tmp_path: Path
-) -> None:
-    await enqueue_shares(store, *range(5))
-    copy = tmp_path / "copy" / path.name
-    copy.parent.mkdir()
-    for suffix in ("", "-wal"):
-        Path(f"{copy}{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-    log = Path(f"{copy}-wal").read_bytes()
+async def test_offline_reader_after_crash_includes_wal_and_keeps_it(store: SqliteStore, path: Path) -> None:
+    copied = await copy_as_crashed(store, path)
+    log = Path(f"{copied}-wal").read_bytes()
     assert len(log) > 4096
 
-    async with open_queue_file(copy) as queue:
-        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 5}}
+    async with open_queue_file(copied) as queue:
+        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
-    assert Path(f"{copy}-wal").read_bytes() == log
+    assert Path(f"{copied}-wal").read_bytes() == log
 
 
 async def test_offline_reader_cannot_write_or_checkpoint(store: SqliteStore, path: Path) -> None:
