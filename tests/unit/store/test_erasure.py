@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.store import blocks, messages, rounds, shares
 from helper.store.sqlite import erasure
@@ -25,6 +24,7 @@ from tests.unit.store.fixtures import (
     StoreOpener,
     claim_all_due,
     confirm_shares,
+    enqueue,
     enqueue_and_prepare,
     enqueue_shares,
     make_posted_share,
@@ -120,8 +120,7 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
 async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path: Path) -> None:
     for number in range(300):
         await enqueue_shares(store, number)
-    other = make_posted_share(5, round_id=OTHER_ROUND)
-    await store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(5, round_id=OTHER_ROUND))
     await store.run(rounds.save_leaves, ROUND, 3, 0, b"leaf" * 8 * 40)
     await store.run(rounds.save_subtrees, ROUND, 0, b"node" * 8 * 1023)
     await confirm_shares(store, *range(20), height=9)
@@ -190,6 +189,17 @@ def rewrite_rows(conn: sqlite3.Connection) -> list[bytes]:
     return [part.encode() for key in removed for part in (contents[key][:24], contents[key][-24:])]
 
 
+def leave_remains_of_crash(path: Path, clock: FakeClock) -> list[bytes]:
+    """Create the database of a helper that was killed before it erased the rows with these contents."""
+    open_database(path, clock).close()
+    conn = sqlite3.connect(path)
+    deleted = rewrite_rows(conn)
+    conn.close()
+    assert count_occurrences(path, deleted)
+    Path(f"{path}.lock").write_bytes(b"open\n")
+    return deleted
+
+
 def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT, row_check BLOB) WITHOUT ROWID")
@@ -211,30 +221,23 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
 
 
 def test_open_after_crash_scrubs_complete_file(path: Path, clock: FakeClock) -> None:
-    open_database(path, clock).close()
-    conn = sqlite3.connect(path)
-    deleted = rewrite_rows(conn)
-    conn.close()
-    assert count_occurrences(path, deleted)
-
+    deleted = leave_remains_of_crash(path, clock)
+    lock = Path(f"{path}.lock")
+    lock.write_bytes(b"clean\n")
     open_database(path, clock).close()
     assert count_occurrences(path, deleted), "after a clean shutdown nothing is searched"
 
-    Path(f"{path}.lock").write_bytes(b"open\n")
+    lock.write_bytes(b"open\n")
     open_database(path, clock).close()
     assert count_occurrences(path, deleted) == {}
 
 
 async def test_open_after_crash_scrubs_large_file_in_background(
-    path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: FakeClock, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 2)
-    open_database(path, SystemClock()).close()
-    conn = sqlite3.connect(path)
-    deleted = rewrite_rows(conn)
-    conn.close()
-    Path(f"{path}.lock").write_bytes(b"open\n")
+    deleted = leave_remains_of_crash(path, clock)
 
     store = await open_sqlite_store(path)
     assert count_occurrences(path, deleted), "the start did not wait for the scrub"
@@ -251,11 +254,7 @@ def test_background_scrub_under_load_uses_a_tenth_of_the_time(
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 1)
-    open_database(path, clock).close()
-    conn = sqlite3.connect(path)
-    rewrite_rows(conn)
-    conn.close()
-    Path(f"{path}.lock").write_bytes(b"open\n")
+    leave_remains_of_crash(path, clock)
     database = open_database(path, clock)
     conn, eraser = database.tx.conn, database.eraser
     slices = []
@@ -285,16 +284,12 @@ def test_background_scrub_under_load_uses_a_tenth_of_the_time(
 
 
 async def test_open_after_unfinished_scrub_starts_again(
-    path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: FakeClock, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 1)
     monkeypatch.setattr(erasure, "SLICE_PAUSE", 3600.0)
-    open_database(path, SystemClock()).close()
-    conn = sqlite3.connect(path)
-    rewrite_rows(conn)
-    conn.close()
-    Path(f"{path}.lock").write_bytes(b"open\n")
+    leave_remains_of_crash(path, clock)
 
     store = await open_sqlite_store(path)
     await store.close()
