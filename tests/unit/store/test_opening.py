@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull, StoreLocked
+from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 from helper.store.sqlite import opening
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.store import SqliteStore
@@ -157,21 +157,6 @@ async def test_open_without_its_key_is_refused(store: SqliteStore, path: Path) -
         conn.execute("UPDATE meta SET value = 'abc' WHERE key = 'key.rows'")
 
     await expect_refusal(path, StoreCorrupt, "key")
-
-
-async def test_open_by_second_process_is_refused(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
-) -> None:
-    await enqueue_shares(store, 1)
-
-    with pytest.raises(StoreLocked, match="another helper"):
-        await SqliteStore(path).open()
-
-    await enqueue_shares(store, 2)
-    await store.close()
-    second = await open_sqlite_store(path)
-    assert await second.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
-    await second.close()
 
 
 async def test_open_missing_directory_or_directory_is_named(tmp_path: Path) -> None:

@@ -322,8 +322,3 @@ async def test_nothing_is_created_beside_or_instead_of_what_is_no_queue(
         await operation(path)
     assert list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode == mode
-
-
-def test_examine_of_empty_image_is_refused() -> None:
-    with pytest.raises(StoreForeign, match="is not a database"):
-        check_image(b"", "backup.age")
