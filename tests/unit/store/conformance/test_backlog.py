@@ -12,7 +12,7 @@ from helper.store import blocks, shares
 from helper.store.models import QueuedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim_all_due, enqueue_shares, make_posted_share
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, enqueue, enqueue_shares, make_posted_share
 
 LATE = NOW + 60
 BOTH_ROUNDS = {ROUND: math.inf, OTHER_ROUND: math.inf}
@@ -30,8 +30,7 @@ def create_backlog(store: Store, clock: FakeClock) -> Backlog:
 
 async def enqueue_in_other_round(store: Store, *numbers: int, now: float = NOW) -> None:
     for number in numbers:
-        posted = make_posted_share(number, round_id=OTHER_ROUND)
-        await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=now))
+        await enqueue(store, make_posted_share(number, round_id=OTHER_ROUND), now=now)
 
 
 async def claim(
@@ -102,17 +101,6 @@ async def test_backlog_is_none_without_enough_or_late_shares(store: Store, clock
     assert len((await claim(backlog, 2, now=NOW + 2.5)).shares) == 2
 
 
-async def test_backlog_of_two_rounds_takes_turns(store: Store, clock: FakeClock) -> None:
-    await enqueue_shares(store, *range(20))
-    await enqueue_in_other_round(store, 20, 21, 22)
-    backlog = create_backlog(store, clock)
-
-    rounds = [queued.round_id for _ in range(4) for queued, _ in (await claim(backlog, 2)).shares]
-
-    assert sorted(rounds[:2]) == sorted(rounds[2:4]) == sorted(rounds[4:6]) == sorted([ROUND, OTHER_ROUND])
-    assert rounds[6:] == [ROUND, ROUND]
-
-
 async def test_backlog_of_round_at_risk_goes_first(store: Store, clock: FakeClock) -> None:
     await enqueue_shares(store, *range(40))
     await enqueue_in_other_round(store, *range(40, 80))
@@ -125,8 +113,7 @@ async def test_backlog_of_round_at_risk_goes_first(store: Store, clock: FakeCloc
 async def test_share_on_time_exceeds_limit_of_a_backlog_in_another_round(store: Store, clock: FakeClock) -> None:
     await enqueue_shares(store, *range(20))
     await enqueue_in_other_round(store, 20, now=LATE - 0.5)
-    posted = make_posted_share(21, submit_at=int(LATE) + 7, round_id=OTHER_ROUND)
-    await store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await enqueue(store, make_posted_share(21, submit_at=int(LATE) + 7, round_id=OTHER_ROUND))
 
     claimed = await claim(create_backlog(store, clock), 0, first_limit=2)
 
@@ -158,10 +145,3 @@ async def test_shares_due_later_take_their_place_when_round_is_listed_again(stor
     claimed = await claim(backlog, 1)
 
     assert [queued.id for queued, _ in claimed.shares] == [share.id for share in expected]
-
-
-async def test_claim_all_due_after_backlog_finds_the_others(store: Store, clock: FakeClock) -> None:
-    await enqueue_shares(store, *range(5))
-    await claim(create_backlog(store, clock), 2)
-
-    assert len(await claim_all_due(store, now=LATE)) == 3

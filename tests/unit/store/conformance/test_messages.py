@@ -20,18 +20,9 @@ from tests.unit.store.fixtures import (
 )
 
 
-async def test_prepare_returns_after_message_is_on_disk(store: Store, backend: StoreBackend) -> None:
-    share_id = await enqueue_and_claim(store, 1)
-
-    assert await store.run(messages.prepare, share_id, make_reveal(1))
-
-    assert backend.query_rows("SELECT sends FROM reveals") == [(0,)]
-    (sent,) = await store.list_unconfirmed()
-    assert sent.prepared == make_reveal(1)
-
-
-async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> None:
+async def test_message_and_send_are_on_disk_before_and_the_outcome_after(store: Store, backend: StoreBackend) -> None:
     share_id = await enqueue_and_prepare(store, 1)
+    assert backend.query_rows("SELECT sends FROM reveals") == [(0,)]
     (fresh,) = await store.list_unconfirmed()
     assert (fresh.sends, fresh.first_sent_height, fresh.last_outcome, fresh.is_first_attempt) == (0, None, None, True)
     assert (fresh.nullifier, fresh.round_id, fresh.prepared) == (make_posted_share(1).nullifier, ROUND, make_reveal(1))
@@ -39,6 +30,7 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
     assert await store.run(messages.mark_sending, share_id, height=110, endpoint="one")
     await store.run(messages.record_outcome, share_id, outcome="AMBIGUOUS")
     assert await store.run(messages.mark_sending, share_id, height=113, endpoint="two")
+    assert backend.query_rows("SELECT sends FROM reveals") == [(2,)]
     sent = await store.get_sent_reveal(share_id)
     assert sent is not None
     assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
@@ -147,7 +139,9 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
     assert details.attempts_by_stage == {"proof": 1}
 
 
-async def test_share_without_message_is_distinguished_from_one_with_message(store: Store) -> None:
+async def test_message_that_replaces_another_is_distinguished_from_the_first_one(
+    store: Store, backend: StoreBackend
+) -> None:
     share = await enqueue_and_claim(store, 1)
     await store.run(shares.requeue, share, stage="tree", note="no root yet")
     await claim_all_due(store)
@@ -155,9 +149,12 @@ async def test_share_without_message_is_distinguished_from_one_with_message(stor
     (sent,) = await store.list_unconfirmed()
     assert (sent.is_first_attempt, sent.is_first_message) == (False, True)
     await store.run(shares.requeue, share, stage="broadcast", note="not counted")
-    await claim_all_due(store)
-    await store.run(messages.prepare, share, make_reveal(1))
+    assert backend.query_rows("SELECT * FROM reveals") == []
+    (queued,) = await claim_all_due(store)
+    assert queued.proved_height == make_reveal(1).height
+    await store.run(messages.prepare, share, make_reveal(2))
     (sent,) = await store.list_unconfirmed()
+    assert (sent.prepared, sent.sends) == (make_reveal(2), 0)
     assert (sent.is_first_attempt, sent.is_first_message) == (False, False)
 
 

@@ -23,7 +23,6 @@ from tests.unit.store.fixtures import (
     claim_all_due,
     confirm_shares,
     enqueue_shares,
-    make_posted_share,
     make_reveal,
     retry_as_operator,
 )
@@ -179,36 +178,6 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
-
-
-@pytest.mark.rule("R15")
-async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: Store, backend: StoreBackend) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
-    await store.run(shares.retry, 1, due_ms=int(NOW * 1000), stage="proof", note="timed out")
-    await store.run(shares.fail, 1, stage="broadcast", note="invalid field")
-
-    (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
-    assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
-
-    assert await retry_as_operator(store, 1)
-    (queued,) = await claim_all_due(store)
-    assert queued.share == make_posted_share(1).share
-    assert queued.attempts == 0
-
-
-async def test_prepare_again_replaces_old_message(store: Store, backend: StoreBackend) -> None:
-    await create_share_in_state(store, ShareState.BROADCAST)
-    await store.run(shares.requeue, 1, stage="broadcast", note="not counted")
-    assert backend.query_rows("SELECT * FROM reveals") == []
-
-    (queued,) = await claim_all_due(store)
-    assert queued.proved_height == make_reveal(1).height
-    assert await store.run(messages.prepare, 1, make_reveal(2))
-    (sent,) = await store.list_unconfirmed()
-    assert sent.prepared == make_reveal(2)
-    assert sent.sends == 0
-    assert not sent.is_first_attempt
-    assert not sent.is_first_message
 
 
 @pytest.mark.parametrize("old_state", LIVE_STATES)
