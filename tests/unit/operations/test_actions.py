@@ -19,43 +19,22 @@ from helper.store.models import MOVED, EnqueueResult, QueueFilter
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import ANN, NOW, OperationsHarness, nullifier_of, recorded_share
-from tests.unit.store.fixtures import OTHER_ROUND, make_posted_share
+from tests.unit.store.fixtures import OTHER_ROUND, enqueue, make_posted_share
 
 ANY_FILTER = QueueFilter()
 
 
 async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
     for number in numbers:
-        posted = make_posted_share(number, round_id=ROUND_ID)
-        await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+        await enqueue(harness.store, make_posted_share(number, round_id=ROUND_ID), now=NOW)
     for queued in await harness.store.run(shares.claim_due, now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
         await harness.store.run(shares.fail, queued.id, stage=stage, note="no")
     return [entry.ref for entry in await harness.store.list_shares(QueueFilter(stage=stage), 99)]
 
 
-async def test_retry_failed_shares_wakes_dispatcher(harness: OperationsHarness) -> None:
-    await enqueue_failed(harness, 1, 2)
-    counts = await harness.operations.retry(ANN, ANY_FILTER)
-    assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
-    assert harness.wake_count == 1
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
-    (action,) = await harness.store.list_actions(limit=5)
-    assert (action.who, action.what, action.wanted, action.outcome) == (ANN.name, "retry", {}, {"retried": 2})
-
-
-async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harness: OperationsHarness) -> None:
-    await enqueue_failed(harness, 1, 2)
-    counts = await harness.operations.retry(ANN, ANY_FILTER, dry_run=True)
-    assert counts == {"retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 2}}
-    assert await harness.store.list_actions(limit=5) == []
-    assert harness.wake_count == 0
-
-
 async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: OperationsHarness) -> None:
     refs = await enqueue_failed(harness, *range(3))
-    other = make_posted_share(9, round_id=ROUND_ID)
-    await harness.store.run(shares.EnqueueOperation(other.share, other.nullifier, now=NOW))
+    await enqueue(harness.store, make_posted_share(9, round_id=ROUND_ID), now=NOW)
     waiting = (await harness.store.list_shares(QueueFilter(state=ShareState.RECEIVED), 9))[0].ref
 
     counts = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
@@ -95,10 +74,7 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
             assert not action.done(), "the action has ended before its batches"
             await asyncio.sleep(0)
         posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(batch_sizes)
-        assert (
-            await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
-            is EnqueueResult.QUEUED
-        )
+        assert await enqueue(harness.store, posted, now=NOW) is EnqueueResult.QUEUED
         waits.append(len(batch_sizes) - before)
         assert await harness.store.is_known(posted.share.key)
     assert not action.done(), "the posts happened during the action"
@@ -218,8 +194,7 @@ async def test_move_leaves_claimed_shares_to_running_helper(tmp_path: Path, runn
     await harness.open()
     share = recorded_share(0, submit_at=END - 10)
     await harness.store.run(shares.EnqueueOperation(share, nullifier_of(share), now=NOW))
-    posted = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.run(shares.EnqueueOperation(posted.share, posted.nullifier, now=NOW))
+    await enqueue(harness.store, make_posted_share(1, round_id=ROUND_ID), now=NOW)
     await harness.store.run(shares.claim_due, now=NOW, limit=1, rounds=[ROUND_ID])
 
     counts = await harness.operations.move_shares(ANN, ANY_FILTER, 0, await read_marks(harness))

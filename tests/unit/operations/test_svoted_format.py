@@ -188,18 +188,6 @@ async def import_file(harness: OperationsHarness, *rows: dict[str, Any]) -> tupl
 
 
 @pytest.mark.rule("N23")
-async def test_import_of_same_file_twice_changes_nothing(harness: OperationsHarness) -> None:
-    rows = [svoted_row(recorded_share(index, submit_at=LATER), state=state) for index, state in enumerate((0, 1, 3))]
-
-    assert await import_file(harness, *rows) == ({"taken": 3}, [])
-    assert await import_file(harness, *rows) == (
-        {"known": 3, "queued": 2, "failed": 1},
-        [ImportResult.QUEUED, ImportResult.QUEUED, ImportResult.FAILED],
-    )
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2, ShareState.FAILED: 1}}
-
-
-@pytest.mark.rule("N23")
 @pytest.mark.parametrize("change", [{"c1": bytes(32)}, {"kind": "hidden"}, {"kind": "hidden", "extra": b"other"}])
 async def test_import_of_other_content_is_a_conflict_and_changes_nothing(
     harness: OperationsHarness, change: dict[str, Any]
@@ -223,17 +211,6 @@ async def test_import_of_file_with_conflicting_rows_takes_the_first(harness: Ope
     )
     (claimed,) = await harness.store.run(claim_due, now=LATER + 1, limit=9, rounds=[ROUND_ID])
     assert claimed.share.vote_decision == row["vote_decision"]
-
-
-@pytest.mark.rule("N23")
-async def test_import_of_other_round_is_skipped(harness: OperationsHarness) -> None:
-    other_round = bytes(32)
-    lines = read_svoted_export(svoted_file(other_round, [svoted_row(recorded_share(0))])).lines
-
-    _, skipped = await harness.operations.import_shares(ANN, stream_lines([line.removesuffix(b"\n") for line in lines]))
-
-    assert [share.reason for share in skipped] == [ImportResult.UNKNOWN]
-    assert await harness.store.count_shares() == {}
 
 
 class FakeLookup:

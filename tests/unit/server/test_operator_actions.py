@@ -96,12 +96,13 @@ async def test_actions_retry_is_executed_and_logged_with_user(
     await enqueue_failed(harness, 1, 2)
 
     dry_result = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
-    assert await audit(daemon) == []
+    assert (await audit(daemon), harness.wake_count) == ([], 0)
     executed = await daemon.post("/queue/retry", json={"stage": "proof"})
 
     expected = {"source": "daemon", "retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert dry_result.json() == {**expected, "dry_run": True}
     assert executed.json() == {**expected, "dry_run": False}
+    assert (await harness.store.count_shares(), harness.wake_count) == ({ROUND_ID: {ShareState.RECEIVED: 2}}, 1)
     (action,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
     assert action == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
