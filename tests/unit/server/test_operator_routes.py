@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from helper.cli.queue import print_story
+from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_parameters
@@ -29,21 +31,23 @@ from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
 
+ENTRY: dict[str, Any] = {
+    "ref": "0123456789ab",
+    "round": ROUND_ID.hex(),
+    "state": "broadcast",
+    "submit_at": END - 60,
+    "due": END - 59.5,
+    "attempts": 1,
+    "crashes": 0,
+    "stage": "broadcast",
+    "note": "no answer",
+    "damaged": False,
+}
+"""A share of a list, as JSON and as the fields of `QueueEntry`."""
+
 
 def make_entry(**changes: Any) -> QueueEntry:
-    values: dict[str, Any] = {
-        "ref": "0123456789ab",
-        "round": ROUND_ID.hex(),
-        "state": "broadcast",
-        "submit_at": END - 60,
-        "due": END - 59.5,
-        "attempts": 1,
-        "crashes": 0,
-        "stage": "broadcast",
-        "note": "no answer",
-        "damaged": False,
-    }
-    return QueueEntry(**{**values, **changes})
+    return QueueEntry(**{**ENTRY, **changes})
 
 
 STORY = ShareDetails(
@@ -113,20 +117,7 @@ async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) 
     response = await operator_client.get("/queue")
     assert response.json() == {
         "source": "daemon",
-        "shares": [
-            {
-                "ref": "0123456789ab",
-                "round": ROUND_ID.hex(),
-                "state": "broadcast",
-                "submit_at": END - 60,
-                "due": END - 60 + 0.5,
-                "attempts": 1,
-                "crashes": 0,
-                "stage": "broadcast",
-                "note": "no answer",
-                "damaged": False,
-            }
-        ],
+        "shares": [ENTRY],
     }
     assert operator_client.queue.query == (QueueFilter(), operator_parameters.DEFAULT_LIST_LIMIT)
 
@@ -182,6 +173,34 @@ async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
     story = tell_story(at_the_end, source="file")
     assert (story.cannot_count, story.transaction) == (True, None)
+
+
+@pytest.mark.rule("R11")
+@pytest.mark.parametrize(
+    ("state", "due", "vote_end_time", "next_attempt", "text"),
+    [
+        ("received", END - 60.5, END, END - 60.5, "2026-11-"),
+        ("received", END, END, None, "none before the round ends"),
+        ("received", END, None, float(END), "2026-11-"),
+        ("witnessed", END - 60, END, None, None),
+        ("failed", END - 60, END, None, None),
+    ],
+)
+def test_queue_show_has_time_of_next_attempt(
+    state: str,
+    due: float,
+    vote_end_time: int | None,
+    next_attempt: float | None,
+    text: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    details = ShareDetails(make_entry(state=state, due=due), 0, vote_end_time, (), {})
+    response = to_json(tell_story(details, source="daemon"))
+    assert response["next_attempt"] == next_attempt
+    print_story(response)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next attempt")]
+    assert len(lines) == (text is not None)
+    assert text is None or text in lines[0]
 
 
 async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:
