@@ -73,16 +73,13 @@ async def test_request_ids_incoming_id_is_used_outside_wallet_paths() -> None:
         assert logs[0]["request_id"] == response.headers["x-request-id"], "the wallet can report it"
 
 
-@pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", ""])
-async def test_request_ids_malformed_id_is_replaced(name: str) -> None:
-    response, _ = await request_path("/fine", name)
-    assert response.headers["x-request-id"] != name
+@pytest.mark.parametrize(
+    "names", [["short"], ["a" * 65], ["with space 123"], ["-begins-badly"], [""], [INCOMING_ID] * 2]
+)
+async def test_request_ids_malformed_id_is_replaced(names: list[str]) -> None:
+    response, _ = await request_path("/fine", *names)
+    assert response.headers["x-request-id"] not in names
     assert len(response.headers["x-request-id"]) == 16
-
-
-async def test_request_ids_two_incoming_ids_are_replaced() -> None:
-    response, _ = await request_path("/fine", INCOMING_ID, INCOMING_ID)
-    assert response.headers["x-request-id"] != INCOMING_ID
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])

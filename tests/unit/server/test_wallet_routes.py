@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +16,7 @@ from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
 from helper.server.wallet_routes import create_wallet_edge
-from helper.store import writer_thread
-from helper.store.models import DamagedShare, DueBucket, QueueFilter
-from helper.store.sqlite.store import SqliteStore
-from proofs import InvalidShare
+from helper.store.models import DueBucket
 from tests.unit.ingest.admission_fixtures import (
     END,
     NULLIFIER,
@@ -38,7 +34,6 @@ from tests.unit.server.wallet_fixtures import (
     error_text,
     no_route_text,
 )
-from tests.unit.store.fixtures import open_closed_database
 
 SHARE_STATUS = f"/shielded-vote/v1/share-status/{ROUND_ID.hex()}/{NULLIFIER.hex()}"
 TOKEN = "tøken of a closed set-up"
@@ -53,62 +48,6 @@ def wallets() -> WalletApp:
 async def client(wallets: WalletApp) -> AsyncIterator[httpx.AsyncClient]:
     async with wallets.create_client() as opened:
         yield opened
-
-
-@pytest.mark.rule("W2")
-async def test_shares_first_post_is_queued_second_is_duplicate(client: httpx.AsyncClient, wallets: WalletApp) -> None:
-    first = await client.post(SHARES_PATH, content=create_body())
-    again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
-    assert (first.status_code, first.json()) == (200, {"status": "queued"})
-    assert (again.status_code, again.json()) == (200, {"status": "duplicate"})
-    assert first.headers["content-type"] == "application/json"
-    assert [share.submit_at for share in wallets.store.shares] == [0]
-
-
-async def test_shares_refusal_names_field(client: httpx.AsyncClient, wallets: WalletApp) -> None:
-    late = await client.post(SHARES_PATH, content=create_body(submit_at=END + 1))
-    wrong = await client.post(SHARES_PATH, content=create_body(proposal_id="1"))
-    wallets.checks.invalid = InvalidShare("enc_share.c2", "identity")
-    identity = await client.post(SHARES_PATH, content=create_body())
-    assert [r.status_code for r in (late, wrong, identity)] == [400, 400, 400]
-    assert error_text(late).startswith("submit_at: ")
-    assert error_text(wrong).startswith("proposal_id: ")
-    assert error_text(identity) == "enc_share.c2: must not be the identity"
-    assert wallets.store.shares == []
-
-
-@pytest.mark.rule("R10")
-async def test_shares_post_again_replaces_damaged_row_only_if_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "queue.db"
-    store = SqliteStore(path)
-    await store.open()
-    async with WalletApp(store).create_client() as client:
-        assert (await client.post(SHARES_PATH, content=create_body())).json() == {"status": "queued"}
-    await store.close()
-    with open_closed_database(path) as conn:
-        conn.execute("UPDATE shares SET witness = flip(witness, 'tree_position')")
-    reported: list[DamagedShare] = []
-    monkeypatch.setattr(writer_thread, "report_damaged", reported.append)
-    store = SqliteStore(path)
-    await store.open()
-    wallets = WalletApp(store)
-    async with wallets.create_client() as client:
-        wallets.checks.invalid = InvalidShare("enc_share.c2", "identity")
-        invalid = await client.post(SHARES_PATH, content=create_body())
-        wallets.checks.invalid = None
-        reported_before = list(reported)
-        again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
-        third = await client.post(SHARES_PATH, content=create_body(submit_at=END - 4))
-    (entry,) = await store.list_shares(QueueFilter(), 9)
-    await store.close()
-
-    assert (invalid.status_code, reported_before) == (400, [])
-    assert (again.status_code, again.json()) == (200, {"status": "queued"})
-    assert (third.status_code, third.json()) == (200, {"status": "duplicate"})
-    assert len(reported) == 1
-    assert (entry.submit_at, entry.damaged) == (END - 5, False)
 
 
 async def test_shares_full_disk_is_503(client: httpx.AsyncClient, wallets: WalletApp) -> None:
