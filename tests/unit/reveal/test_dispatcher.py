@@ -118,20 +118,6 @@ async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipel
     assert keyed != sorted(keyed)
 
 
-async def test_dispatch_in_a_backlog_does_not_spin_while_provers_work(pipeline: Pipeline) -> None:
-    held = [pipeline.prover.block(position) for position in range(1, 11)]
-    await pipeline.enqueue(*range(1, 11))
-    pipeline.show_block(after=60)
-    async with pipeline.run_dispatcher():
-        await wait_until(lambda: pipeline.prover.running == 2)
-        await pipeline.settle_dispatcher()
-        assert pipeline.dispatcher.claimed_count == 4
-        assert await pipeline.count_idle_turns() == 0
-        for event in held:
-            event.set()
-        await wait_for_length(pipeline.nodes.posts, 10)
-
-
 @pytest.mark.rule("R5")
 async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> None:
     slow = pipeline.prover.block(1)
@@ -151,10 +137,15 @@ async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> Non
         await wait_for_length(pipeline.nodes.posts, 9)
 
 
-async def test_dispatch_claims_at_most_two_shares_per_prover(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("is_backlog", [False, True])
+async def test_dispatch_claims_at_most_two_shares_per_prover_and_does_not_spin(
+    pipeline: Pipeline, is_backlog: bool
+) -> None:
     held = [pipeline.prover.block(position) for position in range(1, 11)]
+    await pipeline.enqueue(*range(1, 11))
+    if is_backlog:
+        pipeline.show_block(after=60)
     async with pipeline.run_dispatcher():
-        await pipeline.enqueue(*range(1, 11))
         await wait_until(lambda: pipeline.prover.running == 2)
         await pipeline.settle_dispatcher()
         assert (
@@ -257,16 +248,6 @@ async def test_loop_sleeps_when_idle(tmp_path: Path, condition: str) -> None:
         await pipeline.settle_dispatcher()
         assert pipeline.prover.started_proofs == []
         assert await pipeline.count_idle_turns() == 0
-
-
-async def test_share_outside_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
-    async with pipeline.run_dispatcher():
-        await pipeline.enqueue(5000)
-        await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
-        await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)  # its task ends after the commit
-        await pipeline.settle_dispatcher()
-        assert await pipeline.count_idle_turns() == 0, "not repeatedly"
-        assert pipeline.read_share(5000, "attempts, due_ms") == (0, (START_TIME + 2) * 1000)
 
 
 @pytest.mark.rule("R8")

@@ -42,13 +42,13 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
 
 
 @pytest.mark.rule("R11")
-@pytest.mark.parametrize("size", [0, 1])
-async def test_share_outside_tree_is_requeued_without_attempt(pipeline: Pipeline, size: int) -> None:
-    if size == 0:
+@pytest.mark.parametrize(("has_tree", "position"), [(False, 1), (True, 1000)])
+async def test_share_outside_tree_is_requeued_without_attempt(
+    pipeline: Pipeline, has_tree: bool, position: int
+) -> None:
+    if not has_tree:
         pipeline.trees.newest = None
-    await pipeline.enqueue(1000 if size else 1)
-    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
-    position = 1000 if size else 1
+    assert not await pipeline.revealer.prove(await pipeline.claim_new_share(position))
     expected = (ShareState.RECEIVED, 0, 0, (START_TIME + 2) * 1000)
     assert pipeline.read_share(position, "state, attempts, crashes, due_ms") == expected
     assert pipeline.prover.started_proofs == []
@@ -169,18 +169,6 @@ async def fail_once(pipeline: Pipeline) -> tuple[int, int, int]:
 
 
 @pytest.mark.rule("R11", "N27")
-async def test_retries_are_quick_then_slower_and_no_failure_is_final(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    delays = (2, 4, 8, 16, 32, 60, 600, 3600, 21_600)
-    for number, wait in enumerate(delays, start=1):
-        assert await fail_once(pipeline) == (ShareState.RECEIVED, number, wait)
-        pipeline.clock.advance(wait - 1)
-        assert await pipeline.store.run(shares.claim_due, now=pipeline.clock.now(), limit=1, rounds=[ROUND]) == []
-        pipeline.clock.advance(1)
-    assert pipeline.stats.counts["failed"] == 0
-
-
-@pytest.mark.rule("R11", "N27")
 async def test_retries_go_on_until_the_round_ends(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     end = pipeline.rounds.end
@@ -255,20 +243,6 @@ async def test_failure_of_all_quick_retries_is_reported_once(pipeline: Pipeline)
     ]
     assert pipeline.stats.counts == {"failures": 8, "retry_proof": 8, "quick_retries_failed": 1}
     assert await pipeline.store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
-
-
-@pytest.mark.rule("R15")
-async def test_permanent_failure_is_reported_and_keeps_witness(pipeline: Pipeline) -> None:
-    queued = await pipeline.claim_new_share()
-    with capture_logs() as logs:
-        await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
-    errors = [entry for entry in logs if entry["log_level"] == "error"]
-    assert [(e["event"], e["stage"], e["reason"]) for e in errors] == [
-        ("share_failed", "broadcast", "invalid message field")
-    ]
-    assert pipeline.stats.counts == {"failed": 1, "failures": 1}
-    assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 1}}
-    assert pipeline.read_share(1, "length(witness)") == (748,)
 
 
 @pytest.mark.rule("R4", "R11")

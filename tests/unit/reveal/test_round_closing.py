@@ -151,17 +151,6 @@ async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
     assert before != after, "share keys cannot be matched against an old backup"
 
 
-async def test_round_closed_before_restart_is_reported_before_purge(pipeline: Pipeline) -> None:
-    await pipeline.enqueue(1)
-    await pipeline.store.run(mark_closed, ROUND, START_TIME - 25 * HOUR_SECONDS)
-    with capture_logs() as logs:
-        await check_after_block(pipeline)
-    assert [entry["event"] for entry in logs] == [
-        "round_closed_with_unconfirmed_shares",
-        "round_purged",
-    ]
-
-
 async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
     await enqueue_mixed(pipeline)
     await pipeline.store.run(save_rounds, [to_stored_round(create_round(OTHER_ROUND))], START_TIME)
@@ -208,17 +197,6 @@ async def test_rounds_are_not_read_without_chain_change_or_due_purge(
     assert reads == 0
     await check_after_block(pipeline)
     assert reads == 1
-
-
-async def test_failed_check_is_repeated(pipeline: Pipeline) -> None:
-    await enqueue_mixed(pipeline)
-    pipeline.rounds.closed.add(ROUND)
-    pipeline.store.failing_calls.add("mark_alerted")
-    with pytest.raises(StoreError):
-        await check_after_block(pipeline)
-    pipeline.store.failing_calls.clear()
-    await check_after_second(pipeline)
-    assert [stored.alerted_at for stored in await pipeline.store.list_rounds()] == [pipeline.clock.now()]
 
 
 async def test_error_with_one_round_does_not_stop_others(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

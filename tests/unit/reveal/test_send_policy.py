@@ -79,6 +79,8 @@ def test_unsent_message_is_sent_immediately() -> None:
 def test_message_is_not_sent_before_its_due_time() -> None:
     early = ProcessFacts(NOW, -2500, head=100, agreed=100, greatest=100)
     assert decide(reveal(sends=0), early, NODES) == Wait(NOW + 2.5, 101)
+    sent = early._replace(head=110, agreed=110, greatest=110, began_at=NOW - 60, ended_at=NOW - 60)
+    assert isinstance(decide(reveal(outcome="AMBIGUOUS"), sent, NODES), Wait), "the clock was set back since"
 
 
 def test_nothing_is_sent_without_a_node_in_sync_or_a_new_block() -> None:
