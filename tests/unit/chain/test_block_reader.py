@@ -13,19 +13,15 @@ import pytest
 
 from helper.chain import block_reader
 from helper.chain.block_reader import BlockReader, ChainLookups, RevealHistory, read_by_rest
-from helper.chain.chain_data import Round, RoundStatus, TxResult
+from helper.chain.chain_data import TxResult
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainUnavailable
-from helper.operations.archive_writer import ArchiveWriter
-from helper.operations.archived_objects import bundle_name, progress_name
-from helper.operations.proof_bundle import unpack_bundle
 from tests.conftest import read_recorded_lines
 from tests.recorded.test_chain_data import message_from_request
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
-from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode, json_response
 from tests.unit.chain.test_follower import Environment, reveal, sent_reveal
@@ -115,35 +111,6 @@ async def test_block_is_read_although_every_node_needs_longer_than_at_first(monk
     for _ in range(3):
         reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
     assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
-
-
-@included_twice
-async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: str, counted_at: int | None) -> None:
-    clock = FakeClock()
-    network = FakeNetwork(a=chain(clock, code, log))
-    endpoints = network.create_node_pool(clock)
-    await endpoints.probe_all()
-    bucket = MemoryBucket()
-    writer = ArchiveWriter(
-        bucket,
-        RevealHistory(ReadOnlyNodePool(endpoints, transport=network)),
-        rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
-        clock=Instant(),
-        interval_seconds=60,
-    )
-    assert await writer.write_next_part()
-    assert writer.archived_height == 399
-    name = bundle_name(MESSAGE.round_id, EVIDENCE.tx_hash)
-    bundles = {name: unpack_bundle(stored.body) for name, stored in bucket.objects.items() if name.endswith(".zip")}
-    assert {name: bundle.height for name, bundle in bundles.items()} == ({name: counted_at} if counted_at else {})
-    assert progress_name(CHAIN_ID) in bucket.objects
-
-
-class Instant(FakeClock):
-    """A clock that advances during sleep."""
-
-    async def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
 
 
 async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:
