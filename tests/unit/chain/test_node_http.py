@@ -34,13 +34,6 @@ from tests.unit.chain.fakes import create_client, create_transport
 MESSAGE = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
 
 
-def failing_handler(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
-    def handle(request: httpx.Request) -> httpx.Response:
-        raise error
-
-    return handle
-
-
 class Tarpit(httpx.AsyncBaseTransport):
     """Accepts every request and never responds."""
 
@@ -63,9 +56,16 @@ class Tarpit(httpx.AsyncBaseTransport):
 )
 @pytest.mark.rule("R11")
 async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
-    outcome = await create_client(failing_handler(error)).broadcast(MESSAGE)
+    requests: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        raise error
+
+    outcome = await create_client(handle).broadcast(MESSAGE)
     assert outcome.verdict is verdict
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
+    assert len(requests) == 1, "a broadcast is never repeated"
 
 
 async def test_node_http_request_without_response_ends_at_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,33 +191,24 @@ async def test_progress_reports_request_written_to_silent_node() -> None:
         await client.aclose()
 
 
-async def test_broadcast_is_never_retried() -> None:
-    requests: list[httpx.Request] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        raise httpx.ReadError("the reused connection was dead")
-
-    client = create_client(handle)
-    assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
-    assert len(requests) == 1
-
-
 async def test_get_on_dead_connection_is_retried_once() -> None:
-    attempts: list[str] = []
+    results: list[Exception | httpx.Response] = [
+        httpx.RemoteProtocolError("server disconnected"),
+        httpx.Response(200, content=b'{"syncing":false}'),
+        *[httpx.ReadError("reset")] * 2,
+    ]
 
     def handle(request: httpx.Request) -> httpx.Response:
-        attempts.append(request.url.path)
-        if len(attempts) == 1:
-            raise httpx.RemoteProtocolError("server disconnected")
-        return httpx.Response(200, content=b'{"syncing":false}')
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     client = create_client(handle)
     assert await client.is_syncing() is False
-    assert len(attempts) == 2
-    dead = create_client(failing_handler(httpx.ReadError("reset")))
     with pytest.raises(ChainUnavailable, match="connection failed"):
-        await dead.is_syncing()
+        await client.is_syncing()
+    assert results == []
 
 
 async def test_node_http_does_not_follow_redirects() -> None:
