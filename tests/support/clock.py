@@ -45,6 +45,19 @@ class FakeClock(Clock):
         self._now += seconds
 
 
+class JumpingClock(FakeClock):
+    """A clock whose sleeps advance it and end at once; it records their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
 class ScaledClock(Clock):
     """The machine's clock, `scale` times as fast since `origin` (Unix seconds). The dev chain has the same clock."""
 

@@ -13,7 +13,7 @@ from helper.operations.archive_writer import ArchiveWriter
 from helper.operations.archived_objects import PART_BLOCKS
 from tests.support.audit_rounds import MemorySource
 from tests.support.bucket import MemoryBucket
-from tests.support.clock import FakeClock
+from tests.support.clock import JumpingClock
 
 CHAIN_ID = "svote-1"
 
@@ -53,19 +53,12 @@ class SourceHistory(RevealHistory):
         pass
 
 
-class YieldingClock(FakeClock):
-    """A clock whose sleeps end at once."""
-
-    async def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
-
-
 async def archive_round(source: MemorySource, *, documents: bool = True) -> MemoryBucket:
     """Write the archive of a round: all parts of its blocks and, unless disabled, its documents."""
     bucket, history = MemoryBucket(), SourceHistory(source)
     created = source.block_list[0].height
     rounds: Sequence[Round] = [Round(source.round_id, RoundStatus.FINALIZED, 2_000_000_000, (), created)]
-    writer = ArchiveWriter(bucket, history, rounds=lambda: rounds, clock=YieldingClock(), interval_seconds=60)
+    writer = ArchiveWriter(bucket, history, rounds=lambda: rounds, clock=JumpingClock(), interval_seconds=60)
     while await writer.write_next_part():
         pass
     if documents:

@@ -37,7 +37,8 @@ from helper.operations.archived_objects import (
 from helper.operations.proof_bundle import pack_bundle, unpack_bundle
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.bucket import MemoryBucket
-from tests.support.clock import FakeClock
+from tests.support.clock import JumpingClock
+from tests.support.fakes import wait_until
 
 CHAIN = "svote-1"
 FIRST = create_evidence(0)
@@ -88,19 +89,6 @@ class FakeHistory(RevealHistory):
         self.is_closed = True
 
 
-class AdvancingClock(FakeClock):
-    """A clock that advances during sleep."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleep_calls: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.sleep_calls.append(seconds)
-        self.advance(seconds)
-        await asyncio.sleep(0)
-
-
 def known_rounds(created: int = 100) -> list[Round]:
     return [Round(ROUND, RoundStatus.ACTIVE, 2_000_000_000, (), created)]
 
@@ -108,11 +96,11 @@ def known_rounds(created: int = 100) -> list[Round]:
 def create_writer(
     bucket: MemoryBucket,
     blocks: FakeHistory,
-    clock: FakeClock | None = None,
+    clock: JumpingClock | None = None,
     rounds: Sequence[Round] | None = None,
 ) -> ArchiveWriter:
     known = known_rounds() if rounds is None else rounds
-    return ArchiveWriter(bucket, blocks, rounds=lambda: known, clock=clock or AdvancingClock(), interval_seconds=60)
+    return ArchiveWriter(bucket, blocks, rounds=lambda: known, clock=clock or JumpingClock(), interval_seconds=60)
 
 
 async def create_written_archive() -> MemoryBucket:
@@ -174,7 +162,7 @@ async def test_writer_takeover_by_another_host_continues() -> None:
         bucket,
         blocks,
         rounds=known_rounds,
-        clock=AdvancingClock(),
+        clock=JumpingClock(),
         interval_seconds=60,
         is_writer=lambda: is_responsible,
     )
@@ -194,7 +182,7 @@ async def test_writer_takeover_by_another_host_continues() -> None:
 async def test_writer_starts_at_oldest_known_round() -> None:
     bucket, blocks = MemoryBucket(), FakeHistory()
     rounds: list[Round] | None = None
-    writer = ArchiveWriter(bucket, blocks, rounds=lambda: rounds, clock=AdvancingClock(), interval_seconds=60)
+    writer = ArchiveWriter(bucket, blocks, rounds=lambda: rounds, clock=JumpingClock(), interval_seconds=60)
     assert not await writer.write_next_part()
     rounds = known_rounds(created=42)
     assert await writer.write_next_part()
@@ -209,15 +197,15 @@ async def test_writer_starts_at_oldest_known_round() -> None:
 
 
 async def test_writer_write_failure_is_retried_twice() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
+    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
     bucket.failing_writes = 2
     blocks.reveals_by_height = {105: [FIRST]}
     assert await create_writer(bucket, blocks, clock).write_next_part()
-    assert [seconds for seconds in clock.sleep_calls if seconds > 1] == [2, 4]
+    assert [seconds for seconds in clock.sleeps if seconds > 1] == [2, 4]
 
 
 async def test_writer_long_failure_continues_at_next_check() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
+    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
     bucket.failing_writes = 3
     blocks.reveals_by_height = {105: [FIRST]}
     writer = create_writer(bucket, blocks, clock)
@@ -244,25 +232,18 @@ async def test_writer_refused_write_is_not_retried_immediately() -> None:
 
 
 async def test_writer_run_survives_errors_and_logs_each_once() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
+    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
     blocks.is_unreachable = True
     writer = create_writer(bucket, blocks, clock)
 
-    async def wait_for_runs(done: int) -> None:
-        async with asyncio.timeout(20):
-            while clock.sleep_calls.count(60) < done:
-                await asyncio.sleep(0)
-
     with capture_logs() as logs:
         running = asyncio.create_task(writer.run())
-        await wait_for_runs(3)
+        await wait_until(lambda: clock.sleeps.count(60) >= 3)
         blocks.is_unreachable = False
         blocks.is_broken = True
-        await wait_for_runs(5)
+        await wait_until(lambda: clock.sleeps.count(60) >= 5)
         blocks.is_broken = False
-        async with asyncio.timeout(20):
-            while PROGRESS not in bucket.objects:
-                await asyncio.sleep(0)
+        await wait_until(lambda: PROGRESS in bucket.objects)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     events = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
@@ -286,7 +267,7 @@ async def test_writer_invalid_reveal_is_skipped() -> None:
 
 @pytest.mark.parametrize("reports_height", [True, False])
 async def test_writer_pruned_blocks_are_skipped_and_logged(reports_height: bool) -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory(head=2 * PART_BLOCKS + 50)
+    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory(head=2 * PART_BLOCKS + 50)
     blocks.lowest_height, blocks.reports_lowest_height, blocks.are_all_nodes_usable = (
         150 if reports_height else 103,
         reports_height,
@@ -321,7 +302,7 @@ async def test_writer_skips_long_gap() -> None:
 
 
 async def test_writer_skips_pruned_block_after_node_is_unreachable_one_hour() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
+    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
     blocks.lowest_height, blocks.are_all_nodes_usable = 101, False
     writer = create_writer(bucket, blocks, clock)
     with pytest.raises(HeightPrunedError):

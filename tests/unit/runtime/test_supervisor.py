@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from helper.errors import HelperError, LeaseHeld
 from helper.runtime import supervisor
 from helper.runtime.supervisor import MAX_RESTART_SECONDS, AuxiliaryTasks, run_until_stopped, supervise
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, JumpingClock
 
 
 async def test_long_work_is_abandoned_on_shutdown() -> None:
@@ -71,19 +71,6 @@ async def test_component_that_loses_a_cancellation_is_cancelled_again(monkeypatc
     assert [(entry["event"], entry["components"]) for entry in logs] == [("components_stop_slowly", ["slow"])]
 
 
-class RecordingClock(FakeClock):
-    """A clock whose sleeps end at once; it records their lengths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleeps: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.advance(seconds)
-        await asyncio.sleep(0)
-
-
 async def lose_other_task() -> None:
     """Wait on a task that something else cancels."""
     other = asyncio.create_task(asyncio.Event().wait())
@@ -105,7 +92,7 @@ async def end() -> None:
 
 @pytest.mark.parametrize("run", [fail, fail_with_advice, end, lose_other_task])
 async def test_auxiliary_task_is_restarted_and_never_ends_the_service(run: Callable[[], Awaitable[None]]) -> None:
-    stop, clock, starts, is_cancelled = asyncio.Event(), RecordingClock(), list[float](), list[str]()
+    stop, clock, starts, is_cancelled = asyncio.Event(), JumpingClock(), list[float](), list[str]()
 
     async def dispatch() -> None:
         try:
