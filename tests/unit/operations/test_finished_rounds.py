@@ -172,8 +172,7 @@ async def test_run_survives_errors() -> None:
     with capture_logs() as logs:
         task = asyncio.create_task(setup.rounds.run())
         async with asyncio.timeout(20):
-            while not logs:
-                await asyncio.sleep(0)
+            await wait_until(lambda: logs)
             setup.pool.is_unreachable = False
             setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
             while not setup.worker.jobs:
@@ -291,8 +290,7 @@ async def test_audit_results_run_survives_an_unreachable_store() -> None:
     with capture_logs() as logs:
         task = asyncio.create_task(results.run())
         async with asyncio.timeout(20):
-            while not logs:
-                await asyncio.sleep(0)
+            await wait_until(lambda: logs)
             bucket.is_away = False
             while results.get(FIRST) is None:
                 clock.advance(60)

@@ -32,7 +32,7 @@ from helper.reveal import prover_pool as pool_module
 from helper.reveal.prover_pool import Proof, ProverPool, WorkerProcess
 from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
-from tests.support.fakes import create_provable_share
+from tests.support.fakes import create_provable_share, wait_until
 from tests.support.tasks import running
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
@@ -175,8 +175,7 @@ async def test_jobs_that_go_first_precede_queued_ones() -> None:
         proving = [asyncio.create_task(prove(0, has_priority=False))]
         await is_waiting.wait()
         proving += [asyncio.create_task(prove(number, has_priority=number > 2)) for number in (1, 2, 3, 4)]
-        while pool._queue.qsize() < 4:
-            await asyncio.sleep(0)
+        await wait_until(lambda: pool._queue.qsize() == 4)
         may_go_on.set()
         await asyncio.gather(*proving)
 
@@ -257,8 +256,7 @@ async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
     spawn = partial(WorkerProcess.spawn, command=(str(program),))
     async with run_pool(is_warm=False, circuits=("k10",), spawn=spawn) as pool:
         with capture_logs() as logs:
-            while not any(entry["event"] == "prover_start_failed" for entry in logs):
-                await asyncio.sleep(0)
+            await wait_until(lambda: any(entry["event"] == "prover_start_failed" for entry in logs))
         unfinished = tmp_path / "unfinished"
         unfinished.write_text(f"#!/bin/sh\nexec {sys.executable} -m tests.support.prover_worker\n")
         unfinished.chmod(0o755)

@@ -16,6 +16,7 @@ import pytest
 
 from helper.chain.node_http import MAX_CONNECTIONS, NodeHttp, NoResponse
 from helper.runtime.network_clients import MAX_HEAD_BYTES, LimitedTransport, create_async_client
+from tests.support.fakes import wait_until
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
@@ -130,9 +131,7 @@ async def test_calls_that_time_out_lose_no_connection() -> None:
     responses = await asyncio.gather(*(http.get("/") for _ in range(MAX_CONNECTIONS)))
     assert {response.body for response in responses} == {b"{}"}
     await http.aclose()
-    async with asyncio.timeout(5):
-        while open_connections:
-            await asyncio.sleep(0)
+    await wait_until(lambda: not open_connections)
     server.close()
 
 

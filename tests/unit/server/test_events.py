@@ -15,6 +15,7 @@ from helper.server.edge import Edge, json_application
 from helper.server.listening import Server, bind_tcp
 from helper.server.page_routes import PATH, events_route
 from tests.support.clock import FakeClock
+from tests.support.fakes import wait_until
 
 SECONDS = 0.4
 LARGE_EVENT = b"x" * (1 << 18)
@@ -69,14 +70,12 @@ async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as stalled, await open_listener(port) as responsive:
-            while feed.listener_count < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: feed.listener_count == 2)
             for number in range(1, 9):
                 feed.publish(b"%d-" % number + LARGE_EVENT)
                 await read_until(responsive, b"data: %d-x" % number)
                 await read_until(responsive, b"x\n\n")
-            while feed.listener_count > 1:
-                await asyncio.sleep(0.01)  # its slot is free
+            await wait_until(lambda: feed.listener_count == 1)  # its slot is free
             feed.publish(b"last")
             await read_until(responsive, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
@@ -88,7 +87,6 @@ async def test_events_slow_reader_is_not_dropped() -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as slow:
-            while not feed.listener_count:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: feed.listener_count)
             feed.publish(LARGE_EVENT + b"end")
             await read_until(slow, b"xend\n\n", pause=SECONDS / 20)
