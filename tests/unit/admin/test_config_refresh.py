@@ -55,17 +55,22 @@ async def authentication_of(stack: AdminStack) -> dict[str, Any]:
 async def test_voting_config_of_static_document_is_served_unchanged(tmp_path: Path, static: bytes) -> None:
     path = tmp_path / "admin.db"
     async with open_admin_stack(path) as stack:
-        assert (await stack.client.get("/round-authentication")).status_code == 502
+        for route in ("/voting-config", "/round-authentication"):
+            assert (await stack.client.get(route)).status_code == 502, "there is no previous copy"
+        assert list(stack.config.origins) == []
         assert stack.config.get_authentication(AUTHENTICATED_ROUND) == "unknown"
         publish(stack, static, first=ok(PRODUCTION))
         await stack.config.refresh()
-        assert (await stack.client.get("/voting-config")).content == PRODUCTION
+        response = await stack.client.get("/voting-config")
+        assert (response.headers["content-type"], response.content) == ("application/json", PRODUCTION)
+        assert len(stack.config.origins) == 10
         assert stack.web.requested_urls == [CONFIG_URL, FIRST]
         before = await authentication_of(stack)
         assert before["trusted_keys"] == ["valargroup", "tachyon", "zodl", "shielded-labs"]
         assert before["rounds"][AUTHENTICATED_ROUND.hex()] == "authenticated"
         assert sorted(before["rounds"].values()) == ["authenticated"] * 7 + ["unsupported_version"]
     async with open_admin_stack(path) as stack:
+        assert len(stack.config.origins) == 10
         await stack.config.refresh()
         assert (await stack.client.get("/voting-config")).content == PRODUCTION, "the last valid copy is kept"
         assert await authentication_of(stack) == before

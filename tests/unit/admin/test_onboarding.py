@@ -17,7 +17,6 @@ from admin.admin_database import REGISTRATION_SECONDS, ConfigDocuments
 from admin.pending_registrations import MAX_CONCURRENT_QUERIES
 from admin.published_config import MAX_SERVERS, PublishedConfig, StaticConfig, parse_config
 from admin.registration_request import validator_address
-from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import CONFIG_URL, KEY, NOW, AdminStack, open_admin_stack, sign_registration
 
 pytestmark = pytest.mark.rule("R16")
@@ -229,24 +228,6 @@ def have_same_fields(first_body: bytes, other: bytes) -> bool:
         return False
 
 
-async def test_voting_config_is_served_as_published(tmp_path: Path) -> None:
-    path = tmp_path / "admin.db"
-    published = json.dumps(VALID_CONFIG, indent=3).encode()
-    async with open_admin_stack(path) as stack:
-        assert (await stack.client.get("/voting-config")).status_code == 502, "there is no previous copy"
-        assert list(stack.config.origins) == []
-        stack.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
-        await stack.config.refresh()
-        assert list(stack.config.origins) == ["https://a.example.org"]
-        response = await stack.client.get("/voting-config")
-        assert (response.status_code, response.content) == (200, published)
-        assert response.headers["content-type"] == "application/json"
-    async with open_admin_stack(path) as stack:
-        assert list(stack.config.origins) == ["https://a.example.org"]
-        await stack.config.refresh()
-        assert (await stack.client.get("/voting-config")).content == published, "the last valid copy is kept"
-
-
 def origins_of(urls: list[str]) -> tuple[str, ...]:
     config = {"version": 1, "vote_servers": [{"url": url} for url in urls]}
     return parse_config(json.dumps(config).encode()).origins
@@ -286,13 +267,6 @@ def test_vote_server_origins_after_many_unusable_urls_stops() -> None:
     assert origins_of([f"https://a.example.org/{'x' * 512}", "https://b.example.org"]) == ("https://b.example.org",)
 
 
-@pytest.mark.parametrize(("name", "servers"), [("production", 10), ("stage", 2)])
-def test_parse_config_of_published_configuration_is_accepted(name: str, servers: int) -> None:
-    published = (RECORDED.parent / "voting-config" / f"{name}.json").read_bytes()
-    config = parse_config(published)
-    assert (config.body, len(config.origins)) == (published, servers)
-
-
 async def test_refresh_parses_in_a_thread_and_only_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +276,6 @@ async def test_refresh_parses_in_a_thread_and_only_what_changed(
         threads.append(threading.current_thread())
         return parse_config(body, static)
 
-    monkeypatch.setattr(config_refresh, "parse_config", record)
     monkeypatch.setattr(config_refresh, "parse_config", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         stack.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
