@@ -15,7 +15,7 @@ from helper.observability import log_config
 from helper.store.factory import create_store
 from helper.store.sqlite.schema import ENCRYPTED_APPLICATION_ID
 from tests.support.clock import FakeClock
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_last_json, run_command
 from tests.unit.ingest.admission_fixtures import END
 from tests.unit.store.fixtures import query_rows
 
@@ -42,10 +42,6 @@ def encrypted_database(database: Path, key_file: Path) -> Path:
     return database
 
 
-def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
 def is_encrypted(path: Path) -> bool:
     return query_rows(path, "PRAGMA application_id") == [(ENCRYPTED_APPLICATION_ID,)]
 
@@ -66,7 +62,7 @@ def test_encrypt_and_decrypt(database: Path, key_file: Path, capsys: pytest.Capt
     assert "encrypted, 3 live shares, 0 confirmed" in capsys.readouterr().out
     assert is_encrypted(database)
     assert run_command("db", "decrypt", *flags, "--yes", "--json") == 0
-    assert last_json(capsys) == {
+    assert read_last_json(capsys) == {
         "database": str(database.name),
         "was_encrypted": True,
         "encrypted": False,
@@ -98,20 +94,20 @@ def test_queue_commands_read_and_change_encrypted_file(
     encrypted_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("queue", "list", "--json") == 0
-    shares = last_json(capsys)["shares"]
+    shares = read_last_json(capsys)["shares"]
     assert [share["state"] for share in shares] == ["received"] * 3
     assert run_command("queue", "show", shares[0]["ref"], "--json") == 0
-    assert last_json(capsys)["submit_at"] == END - 60
+    assert read_last_json(capsys)["submit_at"] == END - 60
     assert run_command("queue", "retry", "--yes", "--json") == 0
     assert run_command("queue", "export", "--output", "shares.age", "--move", "--yes", "--json") == 0
-    assert last_json(capsys)["shares"] == 3
+    assert read_last_json(capsys)["shares"] == 3
     assert run_command("queue", "retry", "--stage", "moved", "--yes", "--json") == 0
-    assert last_json(capsys)["retried"] == 3
+    assert read_last_json(capsys)["retried"] == 3
 
 
 def read_database_finding(capsys: pytest.CaptureFixture[str]) -> Any:
     run_command("doctor", "--skip-proof", "--json")
-    return next(finding for finding in last_json(capsys)["findings"] if finding["subject"] == "database")
+    return next(finding for finding in read_last_json(capsys)["findings"] if finding["subject"] == "database")
 
 
 def test_doctor_checks_the_key_of_the_database(
@@ -150,9 +146,9 @@ def test_backup_of_encrypted_file_stays_encrypted(
     encrypted_database: Path, key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("db", "backup", "--output", "b.age", "--json") == 0
-    assert last_json(capsys)["encrypted"] is True
+    assert read_last_json(capsys)["encrypted"] is True
     assert run_command("db", "check", "--backup", "b.age", "--json") == 0
-    assert last_json(capsys)["live"] == 3
+    assert read_last_json(capsys)["live"] == 3
     assert run_command("db", "restore", "b.age", "--db", "restored.db") == 0
     assert is_encrypted(Path("restored.db").absolute())
     assert run_command("queue", "list", "--db", "restored.db", "--json") == 0

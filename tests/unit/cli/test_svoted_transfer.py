@@ -21,7 +21,8 @@ from helper.store import shares
 from tests.support.schemas import assert_conforms
 from tests.support.svoted import ballot_shares, erased_row, svoted_file, svoted_row
 from tests.unit.cli.live_daemon import DATABASE, create_queue_file, run_live_daemon
-from tests.unit.cli.test_main import run_command
+from tests.unit.cli.test_main import read_json, read_last_json, run_command
+from tests.unit.cli.test_queue_actions import read_states
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness, recorded_share
 
@@ -50,17 +51,6 @@ def write_file(*rows: dict[str, Any], mode: int = 0o600, **changes: Any) -> None
 
 def waiting_rows(number: int = 2) -> list[dict[str, Any]]:
     return [svoted_row(recorded_share(index, submit_at=END - 100)) for index in range(number)]
-
-
-def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out)
-
-
-def read_states(capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
-    capsys.readouterr()
-    assert run_command("queue", "stats", "--json") == 0
-    total = read_json(capsys)["total"]
-    return {state: number for state, number in total.items() if number and state != "total"}
 
 
 def test_import_from_svoted_reports_each_row(source: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +182,7 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
 
     assert run_command("queue", "export", "--for-svoted", "--output", "queue.json", "--move", "--yes", "--json") == 0
 
-    result = read_json_line(capsys)
+    result = read_last_json(capsys)
     assert_conforms("queue-export", result)
     assert (result["source"], result["shares"], result["moved"]) == (source, 2, 2)
     assert stat.S_IMODE(FILE.stat().st_mode) == 0o600
@@ -202,7 +192,7 @@ def test_export_for_svoted_moves_shares_and_back(source: str, capsys: pytest.Cap
     assert read_states(capsys) == {"failed": 2}
     assert run_command("queue", "export", "--for-svoted", "--output", "queue.json") == 5, "nothing is left to export"
     assert run_command(*IMPORT, "queue.json", "--yes", "--json") == 0
-    assert read_json_line(capsys)["revived"] == 2
+    assert read_last_json(capsys)["revived"] == 2
     assert read_states(capsys) == {"received": 2}
 
 
@@ -224,10 +214,6 @@ def test_interrupted_export_for_svoted_leaves_the_only_copy_of_moved_shares_and_
     left = [file.name for file in {*Path().iterdir()} - before if not file.name.startswith(DATABASE.name)]
     assert left == (["queue.json"] if move else [])
     assert ("keep this file" in capsys.readouterr().err) is move
-
-
-def read_json_line(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def test_export_for_svoted_of_several_rounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
