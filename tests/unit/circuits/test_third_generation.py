@@ -180,19 +180,7 @@ async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
 
 
 def export_share(checked: CheckedShare) -> ExportedShare:
-    return ExportedShare(
-        share=checked.share,
-        received_ms=1,
-        state=ShareState.RECEIVED,
-        due_ms=2,
-        attempts=0,
-        crashes=0,
-        proved_height=None,
-        stage="accepted",
-        note="",
-        history=(),
-        reveal=None,
-    )
+    return ExportedShare(checked.share, 1, ShareState.RECEIVED, 2, 0, 0, None, "accepted", "")
 
 
 async def test_third_generation_share_line_of_export_is_read_back() -> None:

@@ -209,17 +209,8 @@ async def test_imported_shares_continue_in_their_state(
 @pytest.mark.rule("R4")
 async def test_import_never_makes_share_due_early(target_store: SqliteStore, path: Path) -> None:
     in_an_hour = int(NOW) + 3600
-    early = ExportedShare(
-        share=make_posted_share(1, submit_at=in_an_hour).share,
-        received_ms=0,
-        state=ShareState.RECEIVED,
-        due_ms=0,
-        attempts=0,
-        crashes=0,
-        proved_height=None,
-        stage="accepted",
-        note="",
-    )
+    share = make_posted_share(1, submit_at=in_an_hour).share
+    early = ExportedShare(share, 0, ShareState.RECEIVED, 0, 0, 0, None, "accepted", "")
     sent = replace(
         early,
         share=make_posted_share(2, submit_at=in_an_hour).share,
