@@ -132,6 +132,8 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
     replaced = _replaced_rows(result, expected)
     unreported = len(replaced) - len(result.reported_nullifiers)
     findings.require_equal("rows replaced by a new post without a report", max(unreported, 0), 0)
+    repeated = result.repeated_claims - len(replaced)
+    findings.require_equal("rows claimed twice without a new post", max(repeated, 0), 0)
     missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows - replaced
     findings.require_equal(
         "shares neither processed nor set aside, without a report", 0 if is_reported else len(missing), 0
