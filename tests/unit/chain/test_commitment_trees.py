@@ -471,6 +471,16 @@ async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
     assert env.nodes_in_backoff() == []
 
 
+async def test_node_behind_what_others_agree_on_stays_in_use() -> None:
+    env, chain = await sync_tree("a", "b", "behind")
+    for height, number in ((70, 3), (80, 4)):
+        chain.grow_on(env.nodes[:2], height, number)
+        for first in (0, 1, 2):
+            await env.sync_with_first(first)
+        assert env.trees.leaf(ROUND_ID, number - 1) == encode_leaf(number)
+    assert env.nodes_in_backoff() == [], "its root is an earlier one of the same tree"
+
+
 @pytest.mark.parametrize("has_tree", [True, False])
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar"), ("liar", "honest", "other")])
 async def test_node_that_hides_leaves_keeps_them_from_no_wallet(hosts: tuple[str, ...], *, has_tree: bool) -> None:
