@@ -263,7 +263,7 @@ class NodeHttp:
         receive_buffer: size of the kernel's receive buffer of each connection in bytes; None for the kernel's default.
 
     Attributes:
-        name: host and port, without credentials, for logs.
+        name: host and port, without credentials and path, which may be one. It identifies the node in logs and rules.
         url: the base URL, with its credentials; never logged.
     """
 

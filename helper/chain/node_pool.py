@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -52,10 +53,15 @@ def create_nodes(
     """Create nodes from the REST and RPC URL ("" for none) of each.
 
     With several nodes, reads are also limited by each node's recent times, because another node can respond instead.
+    Their names differ: what two nodes report under one name would count once.
     """
-    nodes, is_adaptive = [], len(addresses) > 1
+    nodes: list[Node] = []
+    names, is_adaptive = Counter[str](), len(addresses) > 1
     for url, rpc_url in addresses:
         client = ChainClient(url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
+        names[client.name] += 1
+        if (number := names[client.name]) > 1:
+            client.name += f"#{number}"
         rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive) if rpc_url else None
         nodes.append(Node(client, rpc))
     return nodes

@@ -18,7 +18,7 @@ from helper.chain import node_http
 from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
-from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes, gather_limited
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, HelperError
 from tests.support.clock import FakeClock
@@ -46,6 +46,11 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
     with capture_logs() as logs:
         await endpoints.probe_all()
     assert logs == [], "one log entry per change of state"
+
+
+def test_nodes_at_one_host_have_different_names() -> None:
+    nodes = create_nodes([("http://a/one", ""), ("http://b", ""), ("http://a/secret", "")])
+    assert [node.name for node in nodes] == ["a:80", "b:80", "a:80#2"], "what they report counts for each"
 
 
 @pytest.mark.parametrize(
