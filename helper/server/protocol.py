@@ -7,9 +7,10 @@ and sizes below are the defaults. A connection is closed
 | in state   | when                                                                 | after this answer           |
 |------------|----------------------------------------------------------------------|-----------------------------|
 | any        | the client, unless it is a proxy, reads nothing of a response for    | none, or an incomplete      |
-|            | `stalled_seconds` (10 s); the unread responses and waiting requests  | response                    |
-|            | of all clients take more than `MAX_HELD_BYTES` (32 MiB), and this    |                             |
-|            | one has waited longest; the server has been stopping for 6 s         |                             |
+|            | `stalled_seconds` (10 s, looked at as often); the unread responses   | response                    |
+|            | and waiting requests of all clients take more than `MAX_HELD_BYTES`  |                             |
+|            | (32 MiB), and this one has waited longest; the server has been       |                             |
+|            | stopping for 6 s                                                     |                             |
 | NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
 | NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
 | HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
