@@ -74,12 +74,13 @@ class Liar:
         self._end_shift = self._created_shift = 0
         self._status = ACTIVE
         self._extra_id = b""
+        self._is_indexed: dict[bytes, bool] = {}  # by hash: whether the index with gaps has a transaction
 
     def begin(self, lies: Sequence[Lie], height: int, seed: int | None) -> None:
         """Start to lie at a height, or stop if there are no lies."""
         rng = self._rng = random.Random(0 if seed is None else seed)
         self.lies, self._since = frozenset(lies), height
-        self._own_reveals, self._disputed, self._trees = {}, {}, {}
+        self._own_reveals, self._disputed, self._trees, self._is_indexed = {}, {}, {}, {}
         self._invented_leaves = [_random_leaf(rng) for _ in range(rng.choice((1, 2, 50)))]
         self._end_shift, self._created_shift = rng.choice((-600, 60, 86_400)), rng.choice((-1, 1, 1000))
         self._status = rng.choice((PENDING, TALLYING, FINALIZED))
@@ -137,13 +138,17 @@ class Liar:
         if self.tells("false_spent") and true is None:
             return replace(_counted(self._dispute(0), newest, 0), hash=digest)
         is_other = self.tells("twin") and true is not None and true.height > self._since
-        return None if is_other or (self.tells("index_gaps") and digest[0] % 2) else true
+        return None if is_other or (true is not None and self._is_in_gap(digest)) else true
 
     def reveals(self, true: list[TxResult]) -> list[TxResult]:
         """The confirmed reveals that a search of the node's index returns."""
         if self.tells("twin"):
             true = [result for result in true if result.height <= self._since]
-        return [result for result in true if not result.hash[0] % 2] if self.tells("index_gaps") else true
+        return [result for result in true if not self._is_in_gap(result.hash)]
+
+    def _is_in_gap(self, digest: bytes) -> bool:
+        """Whether the index lacks a transaction: every second one that was asked for."""
+        return self.tells("index_gaps") and not self._is_indexed.setdefault(digest, len(self._is_indexed) % 2 == 0)
 
     def is_spent(self, nullifier: bytes, true: bool) -> bool:
         """Whether the node reports a nullifier as spent."""

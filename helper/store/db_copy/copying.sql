@@ -29,6 +29,9 @@ INSERT INTO history (share_id, n, at_ms, stage, note, counted) VALUES (?, ?, ?, 
 -- name: drop_counters
 DELETE FROM counters;
 
+-- name: drop_purged_failures
+DELETE FROM failed_before;
+
 -- name: drop_all_aside
 DELETE FROM damaged WHERE share_id NOT IN (SELECT id FROM shares);
 

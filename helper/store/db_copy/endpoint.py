@@ -194,6 +194,7 @@ class CopyEndpoint(ABC):
         """Delete all rows except those of `meta`."""
         with self.write_transaction():
             self.execute_many("drop_counters", [()])  # they refer to the rounds
+            self.execute_many("drop_purged_failures", [()])  # not by their keys, of which a damaged one matches none
         for table in reversed(TABLES):
             while table is not META and (rows := self.read_page(table, table.start or ())):
                 with self.write_transaction():

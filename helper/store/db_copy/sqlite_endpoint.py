@@ -85,7 +85,7 @@ class SqliteEndpoint(CopyEndpoint):
 
     def close(self) -> None:
         """Erase deleted data, close the file and release the lock."""
-        if self._conn is None:
+        if self._opened is None and self._conn is None:
             return
         with acting_as_owner(self._path):
             if self._opened is not None:

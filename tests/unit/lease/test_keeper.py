@@ -112,6 +112,11 @@ async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[]
     assert condition()
 
 
+@pytest.mark.parametrize("kind", [DatabaseLease, S3Lease])
+def test_shared_lease_inherits_nothing_that_is_true_of_one_host(kind: type[Lease]) -> None:
+    assert {"is_held", "acquire", "renew", "release"} <= vars(kind).keys()
+
+
 async def test_keeper_acquires_renews_and_releases(clock: FakeClock, lease: FakeLease) -> None:
     fences: list[int] = []
     keeper = await start_keeper(lease, clock=clock, on_acquired=lambda: fences.append(lease.fence))

@@ -567,8 +567,13 @@ async def test_migration_replaces_damaged_characters_of_texts_without_a_check(fi
     with open_closed_database(source.path) as conn:
         conn.execute("UPDATE history SET note = char(97, 0, 98)")
         conn.execute("UPDATE actions SET who = cast(x'61ff62' AS TEXT)")
+        conn.execute("UPDATE failed_before SET reason = cast(x'61ff62' AS TEXT)")
     assert migrate(source, target).damaged == []
     copied = read_all_rows(target)
+    endpoint = create_endpoint(source)
+    erase_source(endpoint)  # also the rows whose key was replaced
+    endpoint.close()
+    assert {name for name, rows in read_all_rows(source).items() if rows} == {"meta"}
     texts = {line[3] for record in copied["shares"] for line in record.history} | {row[3] for row in copied["actions"]}
     assert texts == {"a\ufffdb"}
 
