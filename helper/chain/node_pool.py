@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -27,7 +26,7 @@ from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.core.log_limits import LoggedProblem, RecentKeys
-from helper.errors import ChainError, ChainResponseError, ChainUnavailable, HelperError, InvalidResponse
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError, InvalidResponse
 
 CHAIN_ID_ADVICE: Final = "Set [chain] chain_id to the id of the right chain, and restart."
 
@@ -54,14 +53,20 @@ def create_nodes(
 
     With several nodes, reads are also limited by each node's recent times, because another node can respond instead.
     Their names differ: what two nodes report under one name would count once.
+
+    Raises:
+        ConfigError: a URL is invalid, or two are those of one node, which would confirm its own reports.
     """
     nodes: list[Node] = []
-    names, is_adaptive = Counter[str](), len(addresses) > 1
+    paths, is_adaptive = dict[str, list[str]](), len(addresses) > 1
     for url, rpc_url in addresses:
         client = ChainClient(url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
-        names[client.name] += 1
-        if (number := names[client.name]) > 1:
-            client.name += f"#{number}"
+        at_host, path = paths.setdefault(client.name, []), httpx.URL(url).path.rstrip("/")
+        if path in at_host:
+            raise ConfigError(f"[chain] endpoints lists a node twice: {client.name}")
+        at_host.append(path)
+        if len(at_host) > 1:
+            client.name += f"#{len(at_host)}"
         rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive) if rpc_url else None
         nodes.append(Node(client, rpc))
     return nodes
@@ -601,13 +606,12 @@ class ReadOnlyNodePool:
             ChainResponseError: no node succeeded, and at least one returned an invalid response.
             ChainUnavailable: no node responded.
         """
-        clients = [self._clients[node] for node in self.node_pool.usable_nodes]
         errors: dict[str, ChainError] = {}
-        for client in sorted(clients, key=lambda client: client.is_slow):
+        for node in sorted(self.node_pool.usable_nodes, key=lambda node: self._clients[node].is_slow):
             try:
-                return await fn(client)
+                return await fn(self._clients[node])
             except ChainError as error:
-                errors[client.name] = error
+                errors[node.name] = error
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         message = f"no chain node responded ({reasons or 'none is in sync'})"
         pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]

@@ -79,8 +79,7 @@ def check_address(listener_name: str, host: str, port: int, setting: str) -> Che
 
 def check_socket(path: Path) -> CheckResult:
     """Check that the wallet API can listen on a socket. One that exists may be that of the service manager."""
-    mode = _read_mode(path)
-    if mode is not None and not stat.S_ISSOCK(mode):
+    if path.is_symlink() or (path.exists() and not path.is_socket()):
         return fail("address", f"the wallet API cannot listen on {path}: it is not a socket", f"Move {path} away.")
     if not path.parent.is_dir():
         advice = "Enable svote-helper-onion.socket, which creates it, or create it for the helper's user."

@@ -402,6 +402,6 @@ def _normalize(url: str) -> tuple[str, str, int | None, str] | None:
     """Return scheme, host, port and path; None for text that is not a URL."""
     try:
         parsed = httpx.URL(url)  # drops the default port
-    except httpx.InvalidURL:
+        return parsed.scheme, parsed.host, parsed.port, parsed.path.rstrip("/")
+    except (httpx.InvalidURL, ValueError):  # the latter for an invalid international name
         return None
-    return parsed.scheme, parsed.host, parsed.port, parsed.path.rstrip("/")

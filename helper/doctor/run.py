@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
-
-import anyio.to_thread
 
 from admin.config_refresh import ConfigFetcher
 from helper.circuits.known_circuits import default_circuit
@@ -42,7 +42,18 @@ _MARGIN_SECONDS: Final = 1.0
 
 
 async def _call_in_thread(call: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    """Call in a daemon thread, as only such a one is not joined at exit."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _in_thread(check: Callable[[], list[CheckResult]]) -> AsyncCheck:

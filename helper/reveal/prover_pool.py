@@ -113,7 +113,9 @@ class WorkerProcess:
     async def _exchange(self, frame: Frame) -> Frame:
         self._input.write(encode_frame(frame))
         await self._input.drain()
-        reply: Frame = orjson.loads(await self._output.readuntil())
+        reply = orjson.loads(await self._output.readuntil())
+        if not isinstance(reply, dict):
+            raise ValueError("the reply is not a JSON object")
         return reply
 
     async def kill(self) -> None:

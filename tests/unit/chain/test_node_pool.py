@@ -19,8 +19,8 @@ from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes, gather_limited
-from helper.chain.rest_client import ChainClient
-from helper.errors import ChainError, ChainResponseError, ChainUnavailable, HelperError
+from helper.chain.rest_client import ChainClient, HeightPrunedError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, ConfigError, HelperError
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS, wait_for_length
 from tests.unit.chain.fakes import FakeNetwork, FakeNode, create_network, json_response, probe_network, read_recorded
@@ -51,6 +51,26 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
 def test_nodes_at_one_host_have_different_names() -> None:
     nodes = create_nodes([("http://a/one", ""), ("http://b", ""), ("http://a/secret", "")])
     assert [node.name for node in nodes] == ["a:80", "b:80", "a:80#2"], "what they report counts for each"
+
+
+@pytest.mark.parametrize("again", ["http://user:pw@a.example/", "http://A.example", "http://a.example:80"])
+def test_one_node_cannot_be_listed_twice_to_confirm_its_reports(again: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.example:80"):
+        create_nodes([("http://a.example", ""), (again, "")])
+
+
+async def test_height_is_pruned_only_if_each_of_two_nodes_at_one_host_says_so() -> None:
+    nodes = create_nodes([("http://a/one", ""), ("http://a/two", "")])
+    reader = ReadOnlyNodePool(pool := NodePool(nodes, clock=FakeClock()))
+    errors = iter([ChainUnavailable("no response"), HeightPrunedError("pruned")])
+
+    async def read(_client: ChainClient) -> None:
+        raise next(errors)
+
+    with patch.object(NodePool, "usable_nodes", pool.nodes), pytest.raises(ChainResponseError) as caught:
+        await reader.call(read)
+    assert not isinstance(caught.value, HeightPrunedError)
+    await reader.aclose()
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,11 @@ def test_wallet_socket_needs_directory_and_no_other_file(tmp_path: Path) -> None
     with socket.socket(socket.AF_UNIX) as service_manager:
         service_manager.bind(str(path))
         assert check_socket(path).level is Level.OK
+        link = path.with_name("link")
+        link.symlink_to(path)
+        assert "is not a socket" in check_socket(link).message, "it would not be bound"
     path.unlink()
+    assert "is not a socket" in check_socket(link).message
     path.touch()
     assert "is not a socket" in check_socket(path).message
 

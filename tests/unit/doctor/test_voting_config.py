@@ -119,6 +119,7 @@ async def test_check_of_slow_server_ends_in_time(monkeypatch: pytest.MonkeyPatch
         ("https://zvote.zfnd.org/base", Level.WARN),
         ("http://zvote.zfnd.org", Level.WARN),
         ("https://other.example.org", Level.WARN),
+        ("https://xn--0.example", Level.WARN),
     ],
 )
 async def test_check_compares_normalized_urls(public_url: str, level: Level) -> None:
