@@ -60,9 +60,7 @@ class StoreEnvironment:
         self.clock = FakeClock(NOW)
         self.node = FakeNode(self.clock, height=100)
         self.endpoints: NodePool = FakeNetwork(a=self.node).create_node_pool(self.clock)
-        self.reported_nullifiers: list[DamagedShare] = []
         self.store = SqliteStore(path, clock=self.clock)
-        mock.patch.object(writer_thread, "report_damaged", self.reported_nullifiers.append).start()
         self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.chain = FakeTree()
@@ -161,16 +159,22 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
         path: path of the database.
         bit_flip: an offset and a bit to flip after the start; None for no flip.
     """
-    env, result = StoreEnvironment(path), RunResult()
-    result.reported_nullifiers = env.reported_nullifiers
+    result = RunResult()
+    with mock.patch.object(writer_thread, "report_damaged", result.reported_nullifiers.append):
+        await _run_until_confirmed(result, path, bit_flip)
+    return result
+
+
+async def _run_until_confirmed(result: RunResult, path: Path, bit_flip: tuple[int, int] | None) -> None:
+    env = StoreEnvironment(path)
     try:
         await env.store.open()
     except HelperError as error:
         result.refused = (str(error), error.advice)
-        return result
+        return
     except Exception as error:
         result.unhandled.append(f"open: {type(error).__name__}: {error}")
-        return result
+        return
     try:
         if bit_flip is not None:
             await _flip_bit(env, path, *bit_flip)
@@ -183,7 +187,6 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
     finally:
         await result.run_step("close", env.store.close())
         await env.endpoints.aclose()
-    return result
 
 
 async def _flip_bit(env: StoreEnvironment, path: Path, at: int, bit: int) -> None:

@@ -34,7 +34,7 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
     blob, it is equal to a position in one of 256 databases.
 
     Args:
-        files: the bytes of a SQLite database file, then those of the files beside it.
+        files: the bytes of a SQLite database file, then those of its write-ahead log and lock.
         pattern: the bytes to find.
         public: the blobs.
     """
