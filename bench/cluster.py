@@ -129,7 +129,7 @@ async def measure_coordination(cluster: Cluster, cost: CostMeter, provers: int, 
 
 async def wait_until_prepared(store: PostgresStore, total: int) -> None:
     """Wait until this many messages are prepared."""
-    while (await store.count_shares())[ROUND_ID].get(ShareState.BROADCAST, 0) < total:
+    while (await store.count_shares())[ROUND_ID].get(ShareState.SENT, 0) < total:
         await asyncio.sleep(0.2)
 
 

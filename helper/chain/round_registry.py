@@ -46,7 +46,7 @@ MAX_PAST_ROUNDS: Final = 4096
 MAX_HELD_ROUNDS: Final = 64
 """Maximum number of rounds in memory that are not agreed yet, shared evenly by the nodes that list them."""
 
-_UNCONFIRMED_STATES: Final = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
+_UNCONFIRMED_STATES: Final = (ShareState.WAITING, ShareState.PROVING, ShareState.SENT)
 _EVENT_NAMES: Final = {"vote_end_time": "end", "status": "status", "proposals": "proposals"}
 """The fields of a round that may change, with their names in log events."""
 _STATUS_GRACE_SECONDS: Final = 60

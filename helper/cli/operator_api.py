@@ -190,8 +190,8 @@ class Selection:
         str,
         typer.Option(
             "--state",
-            help="Only this state: received, witnessed, broadcast or failed.",
-            autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
+            help="Only this state: waiting, proving, sent or failed.",
+            autocompletion=lambda: ["waiting", "proving", "sent", "failed"],
         ),
     ] = ""
     due_before: Annotated[

@@ -20,6 +20,7 @@ from helper.cli.conventions import (
 )
 from helper.cli.operator_api import OperatorApi, RefsArgument, Selection, resolve_round
 from helper.cli.terminal import emit_table
+from helper.core.share import ShareState
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
 from helper.server import operator_parameters
@@ -138,7 +139,7 @@ def rounds(options: QueueOptions) -> None:
 
 
 def _print_rounds(response: Mapping[str, Any]) -> None:
-    columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES[:-1], "tree", "authenticated")
+    columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree", "authenticated")
     emit_table(columns, [_format_round(row) for row in response["rounds"]])
     print_message(f"{len(response['rounds'])} rounds, from the {response['source']}")
 
@@ -153,13 +154,17 @@ def _format_round(row: Mapping[str, Any]) -> tuple[object, ...]:
         format_time(row["ends"], local=True),
         format_time(row["ends"]),
         format_duration(row["left"]) if row["left"] > 0 else "ended",
-        *(row["shares"][state] for state in _STATES[:-1]),
+        *(row["shares"][key] for key in _STATES.values()),
         row["tree_size"],
         _AUTHENTICATION_TEXTS.get(row["authentication"], row["authentication"]),
     )
 
 
-_STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
+_STATES = {
+    state.label: state.json_name
+    for state in (ShareState.WAITING, ShareState.PROVING, ShareState.SENT, ShareState.CONFIRMED, ShareState.FAILED)
+}
+"""The columns of tables of counts, with their keys."""
 ROUND_CHARS = 12
 _DATE_CHARS = len("2026-01-01")
 MOVED_TEXT = "already moved to another helper (if it lost them: `queue retry --stage moved`)"
@@ -233,7 +238,7 @@ def print_story(response: Mapping[str, Any]) -> None:
         ("attempts", f"{response['attempts']} ({spent})" if spent else response["attempts"]),
         ("prover crashes", response["crashes"]),
     ]
-    if response["state"] == "received":
+    if response["state"] == ShareState.WAITING.json_name:
         next_attempt = response["next_attempt"]
         rows.append(
             ("next attempt (UTC)", "none before the round ends" if next_attempt is None else format_time(next_attempt))
@@ -255,9 +260,10 @@ def print_story(response: Mapping[str, Any]) -> None:
 
 def print_stats(response: Mapping[str, Any]) -> None:
     """Print `queue stats`: one row per round, the total, and the state of the running helper."""
-    rows = [(name[:ROUND_CHARS], *(counts[state] for state in _STATES)) for name, counts in response["rounds"].items()]
-    rows.append(("all", *(response["total"][state] for state in _STATES)))
-    emit_table(("round", *_STATES), rows)
+    keys = (*_STATES.values(), "total")
+    rows = [(name[:ROUND_CHARS], *(counts[key] for key in keys)) for name, counts in response["rounds"].items()]
+    rows.append(("all", *(response["total"][key] for key in keys)))
+    emit_table(("round", *_STATES, "total"), rows)
     if response["failed"]:
         typer.echo("")
         print_failed(response["failed"])
@@ -301,7 +307,7 @@ def print_retried(response: Mapping[str, Any]) -> None:
 def print_purged(response: Mapping[str, Any]) -> None:
     """Print the result of `queue purge`."""
     would = "would be" if response["dry_run"] else "are"
-    shares = ", ".join(f"{response[state]} {state}" for state in _STATES[:-1] if response[state])
+    shares = ", ".join(f"{response[key]} {label}" for label, key in _STATES.items() if response[key])
     typer.echo(f"{shares or 'no shares'} {would} deleted with their round")
 
 
@@ -332,7 +338,8 @@ def _format_pairs(values: Mapping[str, Any]) -> str:
 
 
 def _format_state(share: Mapping[str, Any]) -> str:
-    return f"{share['state']} (damaged)" if share["damaged"] else str(share["state"])
+    label = ShareState.parse(share["state"]).label
+    return f"{label} (damaged)" if share["damaged"] else label
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:

@@ -38,32 +38,51 @@ _KEY = struct.Struct(">32sBIQ")
 class ShareState(IntEnum):
     """State of a share. The numbers are those of the original implementation and are stored in databases."""
 
-    RECEIVED = 0
+    WAITING = 0
     """Stored, waiting for its due time or the time of a retry."""
-    WITNESSED = 1
-    """Claimed: its proof is being created. On startup it returns to RECEIVED."""
-    SUBMITTED = 2
-    """Confirmed: its nullifier is in a block, whichever helper sent it. Only a tombstone remains."""
+    PROVING = 1
+    """Claimed: its proof is being created. On startup it returns to WAITING."""
+    CONFIRMED = 2
+    """Its nullifier is in a block, whichever helper sent it. Only a tombstone remains."""
     FAILED = 3
     """Reported, and not retried unless an operator retries it. The witness is stored until the round is purged."""
-    BROADCAST = 4
+    SENT = 4
     """May have been sent. Its message was stored before the first byte was sent."""
 
     @property
-    def text(self) -> str:
-        """The name in commands, documents and metrics."""
+    def label(self) -> str:
+        """The name in documents and in the text of commands."""
         return self.name.lower()
 
+    @property
+    def json_name(self) -> str:
+        """The name in JSON, exports and metrics: the original implementation's word."""
+        return _JSON_NAMES[self]
+
+    @classmethod
+    def parse(cls, text: str) -> ShareState:
+        """Return the state with this label or JSON name, in any case. Raises ValueError if there is none."""
+        for state in cls:
+            if text.lower() in {state.label, state.json_name}:
+                return state
+        raise ValueError(f"one of {', '.join(state.label for state in cls)}")
+
+
+_JSON_NAMES: Final = {
+    ShareState.WAITING: "received",
+    ShareState.PROVING: "witnessed",
+    ShareState.CONFIRMED: "submitted",
+    ShareState.FAILED: "failed",
+    ShareState.SENT: "broadcast",
+}
 
 TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyType(
     {
-        ShareState.RECEIVED: frozenset({ShareState.WITNESSED, ShareState.SUBMITTED, ShareState.FAILED}),
-        ShareState.WITNESSED: frozenset(
-            {ShareState.RECEIVED, ShareState.BROADCAST, ShareState.SUBMITTED, ShareState.FAILED}
-        ),
-        ShareState.BROADCAST: frozenset({ShareState.RECEIVED, ShareState.SUBMITTED, ShareState.FAILED}),
-        ShareState.FAILED: frozenset({ShareState.RECEIVED, ShareState.SUBMITTED}),
-        ShareState.SUBMITTED: frozenset(),
+        ShareState.WAITING: frozenset({ShareState.PROVING, ShareState.CONFIRMED, ShareState.FAILED}),
+        ShareState.PROVING: frozenset({ShareState.WAITING, ShareState.SENT, ShareState.CONFIRMED, ShareState.FAILED}),
+        ShareState.SENT: frozenset({ShareState.WAITING, ShareState.CONFIRMED, ShareState.FAILED}),
+        ShareState.FAILED: frozenset({ShareState.WAITING, ShareState.CONFIRMED}),
+        ShareState.CONFIRMED: frozenset(),
     }
 )
 """Legal next states of each state."""

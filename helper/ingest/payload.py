@@ -153,10 +153,10 @@ def queue_status_body(
     """
     summary: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
-        submitted = states.get(ShareState.SUBMITTED, 0)
+        submitted = states.get(ShareState.CONFIRMED, 0)
         failed = states.get(ShareState.FAILED, 0)
         total = sum(states.values())
-        waiting = states.get(ShareState.RECEIVED, 0)
+        waiting = states.get(ShareState.WAITING, 0)
         due = min(ready.get(round_id, 0), waiting)
         summary[round_id.hex()] = {
             "total": total,

@@ -68,7 +68,7 @@ class ShareCounts:
     @classmethod
     def of(cls, states: Mapping[ShareState, int]) -> ShareCounts:
         """Create the counts from those of the store."""
-        return cls(total=sum(states.values()), **{state.text: number for state, number in states.items()})
+        return cls(total=sum(states.values()), **{state.json_name: number for state, number in states.items()})
 
     @property
     def unproven(self) -> int:
@@ -77,7 +77,7 @@ class ShareCounts:
 
     def by_state(self) -> dict[str, int]:
         """Return the counts without the total, by name of the state."""
-        return {state.text: getattr(self, state.text) for state in ShareState}
+        return {state.json_name: getattr(self, state.json_name) for state in ShareState}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

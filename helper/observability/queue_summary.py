@@ -51,7 +51,7 @@ _WIDTHS: Final = ((21 * _DAY, 6 * _HOUR), (7 * _DAY, 3 * _HOUR), (_DAY, _HOUR), 
 
 CountName = Literal["submitted", "pending_future", "overdue_pending", "processing", "failed"]
 _PAST_NAMES: Final[Mapping[ShareState, CountName]] = {
-    ShareState.RECEIVED: "overdue_pending",
+    ShareState.WAITING: "overdue_pending",
     ShareState.FAILED: "failed",
 }
 Counts = Mapping[tuple[int, CountName], int]
@@ -117,7 +117,7 @@ def select_public(
     counts: Counter[tuple[int, CountName]] = Counter({(0, "submitted"): confirmed})
     for group in shares:
         index = max(0, min(group.index, last))
-        if group.state is ShareState.RECEIVED and not group.is_due:
+        if group.state is ShareState.WAITING and not group.is_due:
             counts[last, "pending_future"] += group.count
         elif index < past:
             counts[index, _PAST_NAMES.get(group.state, "processing")] += group.count
@@ -315,7 +315,7 @@ class QueueSummaries:
         shares = await self._store.count_by_due_bucket(published.known.round_id, start=created, width=width, now=now)
         exact = select_public(
             shares,
-            confirmed=counts.get(ShareState.SUBMITTED, 0),
+            confirmed=counts.get(ShareState.CONFIRMED, 0),
             past=last + 1 if now >= end else max(0, now - created) // width,
             last=last,
         )

@@ -113,7 +113,7 @@ def encode_share_line(exported: ExportedShare) -> bytes:
     """Encode the line of one share."""
     converted = {
         "share": generation_of_kind(exported.share.kind).to_payload(exported.share),
-        "state": exported.state.text,
+        "state": exported.state.json_name,
         "history": [
             (entry.at_ms, entry.stage, entry.note, entry.spent_attempt) for entry in exported.history[-MAX_HISTORY:]
         ],
@@ -138,8 +138,8 @@ def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
     except (ValidationError, orjson.JSONEncodeError, PayloadError, ProofsError):
         raise ExportFileError("invalid share line") from None
     share = checked.share
-    state = ShareState[parsed.state.upper()]
-    if (state is ShareState.BROADCAST) != (parsed.reveal is not None):
+    state = ShareState.parse(parsed.state)
+    if (state is ShareState.SENT) != (parsed.reveal is not None):
         raise ExportFileError("a share must have a message if, and only if, its state is broadcast")
     exported = ExportedShare(
         **parsed.model_dump(exclude={"share", "state", "history", "reveal"}),

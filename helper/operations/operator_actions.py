@@ -270,13 +270,13 @@ class OperatorActions:
             )
         states = (await self._store.count_shares()).get(round_id, {})
         async with self._record_action(actor, "purge", {"round": round_id.hex()}, dry_run=dry_run) as counts:
-            counts.update({state.text: number for state, number in states.items()})
+            counts.update({state.json_name: number for state, number in states.items()})
             if not dry_run:
                 await self._store.run_batches(round_operations.purge, round_id)
                 if self._rounds is not None:
                     self._rounds.forget(round_id)
                 await self._store.wait_for_erasure()
-        return {**{state.text: 0 for state in ShareState}, **counts}
+        return {**{state.json_name: 0 for state in ShareState}, **counts}
 
     async def rescan(self, actor: Actor, first: int) -> tuple[Ledger, Rescan]:
         """Request that the service reads the blocks from `first` to its newest one again; see `Store.begin_rescan`.
@@ -362,7 +362,7 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
     """The action's arguments for the audit log, without share references: the log outlives the shares."""
     arguments = {
         "round": None if share_filter.round_id is None else share_filter.round_id.hex(),
-        "state": None if share_filter.state is None else share_filter.state.text,
+        "state": None if share_filter.state is None else share_filter.state.json_name,
         "stage": share_filter.stage,
         "due_before": None if share_filter.due_before_ms is None else share_filter.due_before_ms // 1000,
         "named": ref_count or None,

@@ -175,7 +175,7 @@ def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | Non
         return INVALID_LINE
     failed = row.state == _FAILED
     pending = None if failed else _read_pending(row.pending_broadcast, share)
-    state = ShareState.BROADCAST if pending is not None else ShareState.RECEIVED
+    state = ShareState.SENT if pending is not None else ShareState.WAITING
     return encode_share_line(
         ExportedShare(
             share=share,

@@ -127,7 +127,7 @@ class RescanState:
 def tell_story(details: ShareDetails, *, source: Source) -> ShareStory:
     """`queue show`."""
     entry, end = details.entry, details.vote_end_time
-    is_scheduled = entry.state == ShareState.RECEIVED.text and (end is None or entry.due < end)
+    is_scheduled = entry.state == ShareState.WAITING.json_name and (end is None or entry.due < end)
     return ShareStory(
         **asdict(entry),
         source=source,

@@ -18,8 +18,8 @@ def parse_filter(parameters: Mapping[str, Any]) -> QueueFilter:
     """Parse the filter of a list. An empty parameter is the same as an absent one, and others are ignored.
 
     Args:
-        parameters: `round`, 64 hex characters; `state`, in any case; `due_before` in Unix seconds; `stage` of the
-            latest history entry.
+        parameters: `round`, 64 hex characters; `state`, by label or JSON name; `due_before` in Unix seconds; `stage` of
+            the latest history entry.
 
     Raises:
         UsageError: a parameter is invalid; the text contains its name.
@@ -75,10 +75,9 @@ def parse_ref(text: str) -> str:
 
 def _state(text: str) -> ShareState:
     try:
-        return ShareState[text.upper()]
-    except KeyError:
-        names = ", ".join(state.text for state in ShareState)
-        raise UsageError(f"state must be one of {names}") from None
+        return ShareState.parse(text)
+    except ValueError as error:
+        raise UsageError(f"state must be {error}") from None
 
 
 def _due_ms(text: str) -> int:

@@ -277,11 +277,11 @@ class RetryResult(ActionResult):
 class PurgeResult(ActionResult):
     """`queue purge`."""
 
-    received: int = fact("Number of deleted shares in state received.")
-    witnessed: int = fact("Number of deleted shares in state witnessed.")
-    submitted: int = fact("Number of deleted shares in state submitted.")
+    received: int = fact("Number of deleted shares in state waiting.")
+    witnessed: int = fact("Number of deleted shares in state proving.")
+    submitted: int = fact("Number of deleted shares in state confirmed.")
     failed: int = fact("Number of deleted shares in state failed.")
-    broadcast: int = fact("Number of deleted shares in state broadcast.")
+    broadcast: int = fact("Number of deleted shares in state sent.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

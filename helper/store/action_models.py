@@ -54,7 +54,7 @@ class ExportedShare:
 
     Attributes:
         share: as the wallet posted it.
-        state: never SUBMITTED.
+        state: never CONFIRMED.
         due_ms: Unix milliseconds at which it is processed next.
         crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.

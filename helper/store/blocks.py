@@ -25,7 +25,7 @@ from helper.store.table_rows import RoundRow, is_sound, make_meta_row, read_meta
 from helper.store.transaction import Transaction, exclusive
 
 MAC_BYTES: Final = 32
-_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
+_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:
@@ -62,7 +62,7 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier]) -> list[int]:
 
 
 def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: bytes) -> bool:
-    """Replace the share that has this nullifier with a tombstone. This is the only transition to SUBMITTED.
+    """Replace the share that has this nullifier with a tombstone. This is the only transition to CONFIRMED.
 
     A damaged share is confirmed too, as far as possible, because a damaged row must not block processing of the block.
     """
@@ -74,7 +74,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
             tx.quarantine(share_id, row.to_damaged_share())
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
-        tx.adjust_count(round_no, ShareState.SUBMITTED, 1)
+        tx.adjust_count(round_no, ShareState.CONFIRMED, 1)
     delete_share(tx, share_id, round_no, row.state)
     return True
 

@@ -21,7 +21,7 @@ from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
 IMPORT_STAGE: Final = "import"
-_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
+_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
 
 
 def import_shares(
@@ -29,7 +29,7 @@ def import_shares(
 ) -> list[ImportedShare]:
     """Import shares, each in the state that it had on the other machine. None is due before its `submit_at`.
 
-    A share that is FAILED here with the stage `MOVED` was moved to another machine earlier. It returns to RECEIVED with
+    A share that is FAILED here with the stage `MOVED` was moved to another machine earlier. It returns to WAITING with
     attempts reset, regardless of its state on the other machine; otherwise neither machine would reveal it.
 
     Args:
@@ -64,7 +64,7 @@ def _import_share(
     elif not dry_run:
         row = _create_row(tx, (key.no, mac, nullifier), exported)
         tx.add_shares([row])
-        tx.adjust_count(key.no, ShareState.RECEIVED, 1)
+        tx.adjust_count(key.no, ShareState.WAITING, 1)
         for entry in (*exported.history, HistoryEntry(tx.now_ms, IMPORT_STAGE, note, spent_attempt=False)):
             add_history(tx, row.id, entry)
         _restore_state(tx, row, exported)
@@ -95,7 +95,7 @@ def _comparable_fields(share: Share) -> tuple[object, ...]:
 
 
 def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str) -> None:
-    """Return a moved share to RECEIVED, or to BROADCAST if its message may have been sent."""
+    """Return a moved share to WAITING, or to SENT if its message may have been sent."""
     rows = tx.fetch_all("history", (row.id,))
     stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
     for entry in exported.history:
@@ -103,7 +103,7 @@ def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note
             add_history(tx, row.id, entry)
     requeued = requeue_failed(tx, row, IMPORT_STAGE, note, proved_height=exported.proved_height)
     # The file may have another submit_at for the same share; the value acknowledged here applies.
-    if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= tx.now_ms:
+    if exported.state is ShareState.SENT and row.submit_at * 1000 <= tx.now_ms:
         _restore_state(tx, requeued, exported)
 
 
@@ -121,10 +121,10 @@ def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShar
 
 
 def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> None:
-    """Move a share from RECEIVED to its exported state by legal transitions."""
+    """Move a share from WAITING to its exported state by legal transitions."""
     if exported.state is ShareState.FAILED:
         update_row(tx, row, row._replace(state=ShareState.FAILED.value))
-    elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, tx.now_ms):
+    elif exported.state is ShareState.SENT and may_have_been_sent(exported, tx.now_ms):
         reveal = exported.reveal
         assert reveal is not None
         restore_message(tx, row, reveal._replace(decide_height=(reveal.last_sent_height or 0) + 1))
@@ -144,7 +144,7 @@ def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, id
 
     Args:
         versions: the rows as they were exported.
-        idle_only: only shares in RECEIVED or FAILED. Set while a helper is running, which may be processing the others.
+        idle_only: only shares in WAITING or FAILED. Set while a helper is running, which may be processing the others.
 
     Returns:
         How many were `moved`, and how many `stayed`.

@@ -24,10 +24,10 @@ PREPARED_NOTIFICATION: Final = "prepared"
 
 
 def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
-    """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
+    """Store a share's message before it is sent: PROVING -> SENT."""
     change = Transition(
-        frozenset({ShareState.WITNESSED}),
-        ShareState.BROADCAST,
+        frozenset({ShareState.PROVING}),
+        ShareState.SENT,
         "broadcast",
         f"proven with {prepared.circuit}, message stored",
         proved_height=prepared.height,
@@ -37,7 +37,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
         return False
     check_source(row, change)
     reveal = RevealRow.of(prepared)._replace(share_id=share_id)
-    # Store the message first: the schema does not allow BROADCAST without one.
+    # Store the message first: the schema does not allow SENT without one.
     tx.execute("add_reveal", with_check(tx.keys.row_check, reveal))
     tx.notify(PREPARED_NOTIFICATION)
     apply_transition_to_row(tx, row, change)
@@ -45,16 +45,16 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
 
 
 def restore_message(tx: Transaction, row: ShareRow, reveal: RevealRow) -> None:
-    """Move a stored share from RECEIVED to BROADCAST, with a message that may have been sent for it."""
-    row = update_row(tx, row, row._replace(state=ShareState.WITNESSED.value))
+    """Move a stored share from WAITING to SENT, with a message that may have been sent for it."""
+    row = update_row(tx, row, row._replace(state=ShareState.PROVING.value))
     tx.execute("add_reveal", with_check(tx.keys.row_check, reveal._replace(share_id=row.id)))
-    update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
+    update_row(tx, row, row._replace(state=ShareState.SENT.value))
 
 
 def mark_sending(tx: Transaction, share_id: int, *, height: int, endpoint: str, decide_height: int = 0) -> bool:
     """Record that sending starts, before the first byte is sent, and the height of the next decision.
 
-    Returns False if the share is not in BROADCAST or this host may not send it.
+    Returns False if the share is not in SENT or this host may not send it.
     """
     if not tx.can_send():
         return False
@@ -77,7 +77,7 @@ def mark_sending(tx: Transaction, share_id: int, *, height: int, endpoint: str, 
 
 
 def record_outcome(tx: Transaction, share_id: int, *, outcome: str, decide_height: int = 0) -> None:
-    """Record the result of the latest send, if the share is still in BROADCAST and this host may send it.
+    """Record the result of the latest send, if the share is still in SENT and this host may send it.
 
     Otherwise another host has become the sender and has newer results.
     """
@@ -116,8 +116,8 @@ def quarantine(tx: Transaction, share_ids: Iterable[int]) -> None:
 
 
 def check_broadcast_shares(tx: Transaction) -> None:
-    """Read every share in BROADCAST and quarantine those that are unreadable."""
-    params = {"state": ShareState.BROADCAST.value, "limit": _NO_LIMIT}
+    """Read every share in SENT and quarantine those that are unreadable."""
+    params = {"state": ShareState.SENT.value, "limit": _NO_LIMIT}
     quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)])
 
 
@@ -133,9 +133,9 @@ def check_batch(tx: Transaction, after: int, limit: int) -> int | None:
 
 
 def _load_reveal(tx: Transaction, share_id: int) -> RevealRow | None:
-    """Return the message of a share in BROADCAST, None if there is none. If it is damaged, the share is quarantined."""
+    """Return the message of a share in SENT, None if there is none. If it is damaged, the share is quarantined."""
     row = load_row(tx, share_id)
-    if row is None or row.state != ShareState.BROADCAST:
+    if row is None or row.state != ShareState.SENT:
         return None
     columns = tx.fetch_one("reveal", (share_id,))
     if columns is not None:

@@ -85,12 +85,12 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
         return _make_damaged_entry(
             share_ref(row.mac) if isinstance(row.mac, bytes) else "",
             row.round_id if isinstance(row.round_id, bytes) else b"",
-            ShareState(row.state) if row.state in set(ShareState) else ShareState.RECEIVED,
+            ShareState(row.state) if row.state in set(ShareState) else ShareState.WAITING,
         )
     return QueueEntry(
         ref=share_ref(row.mac),
         round=row.round_id.hex(),
-        state=ShareState(row.state).text,
+        state=ShareState(row.state).json_name,
         submit_at=row.submit_at,
         due=row.due_ms / 1000,
         attempts=row.attempts,
@@ -103,7 +103,7 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
 
 def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
     return QueueEntry(
-        ref, round_id.hex(), state.text, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True
+        ref, round_id.hex(), state.json_name, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True
     )
 
 
@@ -128,7 +128,7 @@ class QueueReader:
         self._operator_reader = operator_reader
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        """Return the number of shares by round and state, with tombstones as SUBMITTED. Zero counts are omitted."""
+        """Return the number of shares by round and state, with tombstones as CONFIRMED. Zero counts are omitted."""
         counts: dict[bytes, dict[ShareState, int]] = {}
         for round_id, state, number in await self._operator_reader.fetch("counts"):
             counts.setdefault(round_id, {})[ShareState(state)] = number
@@ -142,16 +142,16 @@ class QueueReader:
         """
         params: dict[str, Column] = {**to_query_params(query), "limit": limit}
         queries: list[tuple[str, Params]] = []
-        if query.state in {None, ShareState.RECEIVED}:
+        if query.state in {None, ShareState.WAITING}:
             rounds = [(query.round_id,)] if query.round_id else await self._operator_reader.fetch("all_round_ids")
             queries += [("list_waiting", {**params, "round_id": round_id}) for (round_id,) in rounds]
-        for state in sorted({ShareState.WITNESSED, ShareState.FAILED, ShareState.BROADCAST}):
+        for state in sorted({ShareState.PROVING, ShareState.FAILED, ShareState.SENT}):
             if query.state in {None, state}:
                 queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
         rows = await self._operator_reader.fetch_snapshot(queries)
         entries = [to_queue_entry(ListedShare(*row)) for row in rows]
         unreadable = [share for share in await self.list_damaged() if share == UNREADABLE_SHARE]
-        entries += [_make_damaged_entry("", b"", ShareState.RECEIVED) for _ in unreadable]
+        entries += [_make_damaged_entry("", b"", ShareState.WAITING) for _ in unreadable]
         return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
 
     async def get_share_details(self, share_ref: str) -> ShareDetails | None:
@@ -169,11 +169,7 @@ class QueueReader:
             for at_ms, stage, note, counted in await self._operator_reader.fetch("history", (share.id,))
         )
         entry = to_queue_entry(share)
-        rows = (
-            await self._operator_reader.fetch("reveal_facts", (share.id,))
-            if share.state == ShareState.BROADCAST
-            else []
-        )
+        rows = await self._operator_reader.fetch("reveal_facts", (share.id,)) if share.state == ShareState.SENT else []
         transactions = [TransactionRow(tx_hash.hex().upper(), *facts) for tx_hash, *facts in rows if tx_hash]
         return ShareDetails(
             entry=entry,

@@ -175,7 +175,7 @@ def fail_unconfirmed(tx: Transaction, limit: int, round_id: bytes, *, note: str)
     params = {"round_no": key.no, "limit": limit}
     ids = [row[0] for row in tx.fetch_all("round_waiting_verified", params)]
     ids += [row[0] for row in tx.fetch_all("round_in_progress_verified", params)]
-    sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
+    sources = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
     change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, ignore_claim=True)
     return apply_transition_to_batch(tx, ids, change)
 
@@ -197,7 +197,7 @@ def purge(tx: Transaction, limit: int, round_id: bytes) -> tuple[int, bool]:
     if key is None:
         return 0, False
     params = {"round_no": key.no, "limit": limit}
-    ids = [(row[0], ShareState.RECEIVED.value) for row in tx.fetch_all("round_waiting", params)]
+    ids = [(row[0], ShareState.WAITING.value) for row in tx.fetch_all("round_waiting", params)]
     ids += [(row[0], row[1]) for row in tx.fetch_all("round_not_waiting", params)]
     if ids:
         failures = [_read_failure(tx, share_id) for share_id, _ in ids]
@@ -207,7 +207,7 @@ def purge(tx: Transaction, limit: int, round_id: bytes) -> tuple[int, bool]:
             raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")
         return deleted, True
     deleted_tombstones = tx.execute("purge_tombstones", params)
-    tx.adjust_count(key.no, ShareState.SUBMITTED, -deleted_tombstones)
+    tx.adjust_count(key.no, ShareState.CONFIRMED, -deleted_tombstones)
     tx.has_deleted_rows = True
     if deleted_tombstones:
         return deleted_tombstones, True

@@ -33,10 +33,10 @@ HEALED_NOTE: Final = "posted again; replaced a damaged row"
 LOST_MESSAGE_DELAY_MS: Final = 60_000
 """Delay of a new proof if the message is damaged too: about ten blocks, as between any two proofs of a share."""
 
-_RECEIVED: Final = ShareState.RECEIVED.value
-_WORKING: Final = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-IDLE_STATES: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
-_CLAIMED: Final = frozenset({ShareState.WITNESSED, ShareState.BROADCAST})
+_RECEIVED: Final = ShareState.WAITING.value
+_WORKING: Final = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
+IDLE_STATES: Final = frozenset({ShareState.WAITING, ShareState.FAILED})
+_IN_PROGRESS: Final = frozenset({ShareState.PROVING, ShareState.SENT})
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     if any(row.due_ms <= notify_until_ms for row in rows):
         tx.notify(DUE_NOTIFICATION)
     for round_no, number in Counter(row.round_no for row in rows).items():
-        tx.adjust_count(round_no, ShareState.RECEIVED, number)
+        tx.adjust_count(round_no, ShareState.WAITING, number)
     return outcomes
 
 
@@ -211,7 +211,7 @@ def _read_sent_message(tx: Transaction, row: ShareRow) -> tuple[RevealRow | None
         return None, False
     columns = tx.fetch_one("reveal", (row.id,))
     if columns is None:
-        return None, row.state == ShareState.BROADCAST
+        return None, row.state == ShareState.SENT
     reveal = RevealRow(*columns)
     if not is_sound(tx.keys.row_check, reveal):
         return None, True
@@ -224,7 +224,7 @@ def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
 
 
 def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, received_ms: int, due_at_ms: int) -> ShareRow:
-    """Return the row of a new share in RECEIVED, without its check."""
+    """Return the row of a new share in WAITING, without its check."""
     round_no, mac, nullifier = identity
     return ShareRow(  # mostly positional, because keyword arguments take twice as long
         share.round_id,
@@ -244,7 +244,7 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
 
 
 def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
-    """Claim at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of due time and rank.
+    """Claim at most `limit` due shares of `rounds`, WAITING -> PROVING, in order of due time and rank.
 
     Rows that fail their check are quarantined and never returned.
     """
@@ -271,7 +271,7 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
 
 
 def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[QueuedShare]:
-    """Claim shares returned by `Store.list_due`, RECEIVED -> WITNESSED, in this order.
+    """Claim shares returned by `Store.list_due`, WAITING -> PROVING, in this order.
 
     Shares that are no longer due are omitted: they may have been confirmed, or claimed by another host.
     """
@@ -281,7 +281,7 @@ def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[Que
 
 def _requeue_expired(tx: Transaction, limit: int) -> None:
     note = "the claim of its host expired"
-    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, ignore_claim=True)
+    change = Transition(frozenset({ShareState.PROVING}), ShareState.WAITING, "proof", note, ignore_claim=True)
     for share_id in tx.expired_claims(limit):
         apply_transition(tx, share_id, change)
 
@@ -293,8 +293,8 @@ def _claim(tx: Transaction, ids: Sequence[int], now_ms: int) -> list[QueuedShare
     claimed: list[QueuedShare] = []
     for share_id in ids:
         row = rows[share_id]
-        if row is not None and row.due_ms <= now_ms and row.state == ShareState.RECEIVED:
-            new_row = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="claimed")
+        if row is not None and row.due_ms <= now_ms and row.state == ShareState.WAITING:
+            new_row = row._replace(state=ShareState.PROVING.value, stage="proof", note="claimed")
             update_row(tx, row, new_row)
             tx.acquire_claim(share_id)
             claimed.append(new_row.to_queued_share())
@@ -305,49 +305,49 @@ def _claim(tx: Transaction, ids: Sequence[int], now_ms: int) -> list[QueuedShare
 
 
 def requeue(tx: Transaction, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
-    """WITNESSED or BROADCAST -> RECEIVED without spending an attempt; its message is deleted.
+    """PROVING or SENT -> WAITING without spending an attempt; its message is deleted.
 
     If `due_ms` is None, its due time is unchanged.
     """
-    change = Transition(_CLAIMED, ShareState.RECEIVED, stage, note, due_ms)
+    change = Transition(_IN_PROGRESS, ShareState.WAITING, stage, note, due_ms)
     return apply_transition(tx, share_id, change) is not None
 
 
 def record_crash(tx: Transaction, share_id: int, *, due_ms: int, note: str) -> int:
-    """WITNESSED -> RECEIVED after a prover worker crashed on it. Returns its crashes so far."""
-    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, due_ms, crashes=1)
+    """PROVING -> WAITING after a prover worker crashed on it. Returns its crashes so far."""
+    change = Transition(frozenset({ShareState.PROVING}), ShareState.WAITING, "proof", note, due_ms, crashes=1)
     row = apply_transition(tx, share_id, change)
     return 0 if row is None else row.crashes
 
 
 def retry(tx: Transaction, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
-    """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
+    """Any working state -> WAITING at `due_ms`, spending an attempt. Returns its attempts so far.
 
-    A share that is already RECEIVED (after a crash) remains so; the attempt and the due time are stored.
+    A share that is already WAITING (after a crash) remains so; the attempt and the due time are stored.
     """
-    change = Transition(_WORKING, ShareState.RECEIVED, stage, note, due_ms, attempts=1)
+    change = Transition(_WORKING, ShareState.WAITING, stage, note, due_ms, attempts=1)
     row = apply_transition(tx, share_id, change)
     return 0 if row is None else row.attempts
 
 
 def fail(tx: Transaction, share_id: int, *, stage: str, note: str) -> bool:
-    """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness remains until the round is purged."""
+    """WAITING, PROVING or SENT -> FAILED. The witness remains until the round is purged."""
     change = Transition(_WORKING, ShareState.FAILED, stage, note)
     return apply_transition(tx, share_id, change) is not None
 
 
 def release_claim(tx: Transaction, share_id: int) -> bool:
-    """WITNESSED -> RECEIVED with its own due time, after an internal error; no change in any other state."""
+    """PROVING -> WAITING with its own due time, after an internal error; no change in any other state."""
     row = load_row(tx, share_id)
-    if row is None or row.state != ShareState.WITNESSED:
+    if row is None or row.state != ShareState.PROVING:
         return False
-    change = Transition(_CLAIMED, ShareState.RECEIVED, "proof", "released after an internal error")
+    change = Transition(_IN_PROGRESS, ShareState.WAITING, "proof", "released after an internal error")
     return apply_transition(tx, share_id, change) is not None
 
 
 def recover(tx: Transaction, limit: int) -> tuple[int, bool]:
-    """On start, return up to `limit` WITNESSED shares to RECEIVED with their own due times."""
-    change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", "the helper was restarted", ignore_claim=True)
+    """On start, return up to `limit` PROVING shares to WAITING with their own due times."""
+    change = Transition(_IN_PROGRESS, ShareState.WAITING, "restart", "the helper was restarted", ignore_claim=True)
     return apply_transition_to_batch(tx, tx.orphaned_claims(limit), change)
 
 
@@ -363,9 +363,9 @@ def retry_failed(
     note: str,
     dry_run: bool,
 ) -> Counter[str]:
-    """FAILED -> RECEIVED at the time of their first attempt with attempts reset, for the shares that match.
+    """FAILED -> WAITING at the time of their first attempt with attempts reset, for the shares that match.
 
-    A share that is RECEIVED and waits for a retry is changed in the same way.
+    A share that is WAITING and waits for a retry is changed in the same way.
 
     The caller bounds the number of shares, so that wallets never wait long. Shares of `closed` rounds, and of those
     marked closed, remain failed. With `dry_run`, they are only counted.
@@ -392,20 +392,20 @@ def retry_failed(
 
 
 def _can_be_retried(row: ShareRow) -> bool:
-    return row.state == ShareState.FAILED or (row.state == ShareState.RECEIVED and row.attempts > 0)
+    return row.state == ShareState.FAILED or (row.state == ShareState.WAITING and row.attempts > 0)
 
 
 def requeue_failed(
     tx: Transaction, row: ShareRow, stage: str, note: str, *, proved_height: int | None = None
 ) -> ShareRow:
-    """Make a share RECEIVED at the time of its first attempt, with attempts reset and without its message.
+    """Make a share WAITING at the time of its first attempt, with attempts reset and without its message.
 
     The row is sound, FAILED or waiting for a retry, and was read in this transaction. `proved_height` is that of a
     proof on another machine. Returns the new row.
     """
     change = Transition(
         IDLE_STATES,
-        ShareState.RECEIVED,
+        ShareState.WAITING,
         stage,
         note,
         due_ms=min(row.due_ms, row.first_due_ms),

@@ -213,9 +213,9 @@ class Store(QueueReader, ABC):
         return [DueShare(*row) for row in rows if all(isinstance(value, int) for value in row)]
 
     async def count_waiting(self) -> dict[bytes, int]:
-        """Return the number of shares in RECEIVED by round, due or not; rounds without any are omitted."""
+        """Return the number of shares in WAITING by round, due or not; rounds without any are omitted."""
         rows = await self._reader.fetch("counts")
-        return {round_id: number for round_id, state, number in rows if state == ShareState.RECEIVED}
+        return {round_id: number for round_id, state, number in rows if state == ShareState.WAITING}
 
     async def count_claiming_hosts(self) -> int:
         """Return the number of hosts that hold claims on shares, at least 1."""
@@ -228,21 +228,21 @@ class Store(QueueReader, ABC):
         return min((due_ms for due_ms in due_times if isinstance(due_ms, int)), default=None)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
-        """Return the stored message of a share in BROADCAST, None if it is in another state."""
+        """Return the stored message of a share in SENT, None if it is in another state."""
         sound = await self._read_sent(await self._reader.fetch("sent_reveal", (share_id,)))
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose message needs a decision at this height.
+        """Return the ids of shares in SENT whose message needs a decision at this height.
 
         At most `limit` ids are returned: the longest overdue first, then those claimed first, and last those whose
         nullifier a node reports as spent. The order of arrival is not used, because sending in this order would reveal
-        it. The cost depends on the number of results, not on the number of shares in BROADCAST.
+        it. The cost depends on the number of results, not on the number of shares in SENT.
         """
         return (await self._list_to_decide("follow_ups", {"height": height, "limit": limit}))[:limit]
 
     async def list_doubtful_waits(self, *, height: int, greatest: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST that wait for a height above this one, if heights may be false.
+        """Return the ids of shares in SENT that wait for a height above this one, if heights may be false.
 
         Their last send was at this height or, as recorded, above it; or the height that they wait for is at most
         `greatest`, which a node reports; or their nullifier is reported as spent. `list_follow_ups` does not return
@@ -255,7 +255,7 @@ class Store(QueueReader, ABC):
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
-        """Return the shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
+        """Return the shares in SENT with an id above `after_id`, by id; empty only if there are no more."""
         while rows := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
             if sound := await self._read_sent(rows):
                 return sound

@@ -234,7 +234,7 @@ class Transaction(ABC):
 
     def orphaned_claims(self, limit: int) -> list[int]:
         """Return shares that this host had claimed when it last stopped, at most `limit`."""
-        params = {"state": ShareState.WITNESSED.value, "limit": limit}
+        params = {"state": ShareState.PROVING.value, "limit": limit}
         return [row[0] for row in self.fetch_all("shares_in_state", params)]
 
     def can_send(self) -> bool:

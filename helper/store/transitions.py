@@ -66,7 +66,7 @@ def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) 
         StoreError: the share's state is not one of the accepted ones.
     """
     source = check_source(row, change)
-    if source is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
+    if source is ShareState.SENT and change.target is ShareState.WAITING:
         tx.execute("drop_reveal", (row.id,))
     new_row = row._replace(
         state=change.target.value,
@@ -127,12 +127,12 @@ def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow
 
 
 def _can_change(tx: Transaction, row: ShareRow, change: Transition) -> bool:
-    """Return whether this host may change a share: as the sender in BROADCAST, with its claim in other states.
+    """Return whether this host may change a share: as the sender in SENT, with its claim in other states.
 
-    A change by a prover needs the claim in BROADCAST too. If the claim has expired, the message is another host's.
+    A change by a prover needs the claim in SENT too. If the claim has expired, the message is another host's.
     """
-    is_by_prover = change.stage in PROVER_STAGES or ShareState.BROADCAST not in change.sources
-    return tx.can_send() if row.state == ShareState.BROADCAST and not is_by_prover else tx.has_claim(row)
+    is_by_prover = change.stage in PROVER_STAGES or ShareState.SENT not in change.sources
+    return tx.can_send() if row.state == ShareState.SENT and not is_by_prover else tx.has_claim(row)
 
 
 def load_row(tx: Transaction, share_id: int) -> ShareRow | None:
@@ -160,7 +160,7 @@ def update_row(tx: Transaction, before: ShareRow, row: ShareRow) -> ShareRow:
     if before.state != row.state:
         tx.adjust_count(row.round_no, before.state, -1)
         tx.adjust_count(row.round_no, row.state, 1)
-    if before.state == ShareState.WITNESSED:
+    if before.state == ShareState.PROVING:
         tx.release_claim(row.id)
     return row
 

@@ -104,7 +104,7 @@ async def test_queue_view_updates_live(tab: BrowserTab, environment: BrowserEnvi
     card = tab.page.get_by_role("article", name=f"Round {environment.open_round_id.hex()[:8]}")
     await card.wait_for()
     before = await read_counts(card)
-    assert before["Pending"] > 0
+    assert before["Waiting"] > 0
     vote = await environment.cast_vote(times_within(5, after=6))
     total = sum(before.values()) + 16
     async with environment.helper.timeout("shows all shares of a vote"):
@@ -118,7 +118,7 @@ async def test_queue_view_updates_live(tab: BrowserTab, environment: BrowserEnvi
                 states.append(now)
             await asyncio.sleep(0.05)
     assert {sum(state.values()) for state in states} == {total}, "each is shown exactly once"
-    assert max(state["Pending"] for state in states) > before["Pending"], "requests wait between refreshes"
+    assert max(state["Waiting"] for state in states) > before["Waiting"], "requests wait between refreshes"
     steps = [state["Confirmed"] for state in states]
     assert steps == sorted(steps)
     assert len(set(steps)) > 2, "requests are sequential"

@@ -59,12 +59,12 @@ class SimulatedQueue:
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         now = self.clock.now()
-        return {ROUND: {ShareState.SUBMITTED: sum(due <= now for _, due in self.arrived(now))}}
+        return {ROUND: {ShareState.CONFIRMED: sum(due <= now for _, due in self.arrived(now))}}
 
     async def count_by_due_bucket(self, _round: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
         buckets = Counter(int((due - start) // width) for _, due in self.arrived(now) if due > now)
         return [
-            DueBucket(ShareState.RECEIVED, is_due=False, index=index, count=count) for index, count in buckets.items()
+            DueBucket(ShareState.WAITING, is_due=False, index=index, count=count) for index, count in buckets.items()
         ]
 
 

@@ -59,7 +59,7 @@ FALSE_BLOCKS: Final = 50
 FAILED_PROOF: Final = ProofFailed("failed")
 TERM: Final = "start_term"
 """In the log of a task: the host acquired the lease."""
-LIVE: Final = {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST}
+LIVE: Final = {ShareState.WAITING, ShareState.PROVING, ShareState.SENT}
 
 
 class Env(NamedTuple):
@@ -200,7 +200,7 @@ class HostTransaction(SqliteTransaction):
     def has_claim(self, row: ShareRow) -> bool:
         fence = self.fences.get(row.id)
         if fence is None:
-            return row.state != ShareState.WITNESSED
+            return row.state != ShareState.PROVING
         return self.claims.get(row.id, (-1, -1))[:2] == (self.host, fence)
 
     def expired_claims(self, limit: int) -> list[int]:
@@ -868,13 +868,13 @@ class TwoHosts:
             if state is not None:
                 self.edges.add((was, state))
             elif now.confirmed > before.confirmed:
-                self.edges.add((was, ShareState.SUBMITTED))
+                self.edges.add((was, ShareState.CONFIRMED))
                 if world.counted[share - 1] is None:
                     raise BrokenPromiseError(f"share {share} was confirmed by {op.__name__}, but is not counted")
                 after = _without_states(after, share)
             elif not before.is_reported or was is not ShareState.FAILED or world.closed_at is None:
                 raise BrokenPromiseError(f"share {share} was deleted by {op.__name__} as {was.name}")
-            if state is ShareState.BROADCAST:
+            if state is ShareState.SENT:
                 if not (
                     one.first is None
                     or one.is_excused

@@ -169,11 +169,11 @@ class PromiseChecker:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
                 self._event_log.record("row deleted", nullifier, "from", ShareState(before).name)
-                if before != ShareState.RECEIVED or nullifier not in added:  # otherwise moved up by a repeat
+                if before != ShareState.WAITING or nullifier not in added:  # otherwise moved up by a repeat
                     self._check_row_deletion(nullifier)
                 continue
             self._event_log.record("transition", nullifier, "to", ShareState(after).name)
-            if after == ShareState.BROADCAST:
+            if after == ShareState.SENT:
                 self._proven_height[nullifier] = self._chain.height
             if before >= 0 and ShareState(after) not in TRANSITIONS[ShareState(before)]:
                 self._event_log.record_violation("an illegal transition", nullifier, before, after)

@@ -38,12 +38,12 @@ from helper.store.table_rows import (
 from helper.store.transaction import Params
 
 _TRANSITIONS: Final = {
-    ShareState.RECEIVED: (),
-    ShareState.WITNESSED: (ShareState.WITNESSED,),
+    ShareState.WAITING: (),
+    ShareState.PROVING: (ShareState.PROVING,),
     ShareState.FAILED: (ShareState.FAILED,),
-    ShareState.BROADCAST: (ShareState.WITNESSED, ShareState.BROADCAST),
+    ShareState.SENT: (ShareState.PROVING, ShareState.SENT),
 }
-"""Legal transitions from RECEIVED to each state. The schema allows inserting a share only in RECEIVED."""
+"""Legal transitions from WAITING to each state. The schema allows inserting a share only in WAITING."""
 
 
 @cache
@@ -213,7 +213,7 @@ class CopyEndpoint(ABC):
                     self.execute_many(f"write_{table.name}", rows)
 
     def _write_shares(self, shares: Sequence[LiveShare]) -> None:
-        received = ShareState.RECEIVED.value
+        received = ShareState.WAITING.value
         self.execute_many("add_share", [live.share._replace(state=received) for live in shares])
         reveals = [live.reveal for live in shares if live.reveal is not None]
         if reveals:

@@ -59,11 +59,11 @@ class ExportedQueue:
 
     def _export_share(self, live: LiveShare) -> ExportedShare:
         row, state = live.share, ShareState(live.share.state)
-        reveal = live.reveal if state is ShareState.BROADCAST else None
+        reveal = live.reveal if state is ShareState.SENT else None
         if reveal is not None and not is_sound(self._row_key, reveal):
             reveal = None
-        if reveal is None and state in {ShareState.BROADCAST, ShareState.WITNESSED}:
-            state = ShareState.RECEIVED  # without a message, the importing machine proves it again
+        if reveal is None and state in {ShareState.SENT, ShareState.PROVING}:
+            state = ShareState.WAITING  # without a message, the importing machine proves it again
         return ExportedShare(
             share=row.to_share(),
             received_ms=row.received_ms,

@@ -203,7 +203,7 @@ class SourceRows:
             elif table is SHARES:
                 self.counts.update((row[1], row[2].state) for row in rows)
             elif table is TOMBSTONES:
-                self.counts.update((row[0], ShareState.SUBMITTED.value) for row in rows)
+                self.counts.update((row[0], ShareState.CONFIRMED.value) for row in rows)
             self.number += len(rows)
             if self._clock.monotonic() - self._reported >= PROGRESS_SECONDS:
                 self._reported = self._clock.monotonic()
@@ -232,7 +232,7 @@ class SourceRows:
 
 
 def _count_live_and_confirmed(counts: Mapping[tuple[int, int], int]) -> tuple[int, int]:
-    confirmed = sum(number for (_, state), number in counts.items() if state == ShareState.SUBMITTED)
+    confirmed = sum(number for (_, state), number in counts.items() if state == ShareState.CONFIRMED)
     return sum(counts.values()) - confirmed, confirmed
 
 

@@ -129,7 +129,7 @@ def select_sound(live: LiveShare, row_key: bytes) -> LiveShare | None:
         return None
     if live.reveal is not None and not is_sound(row_key, live.reveal):
         live = live._replace(reveal=None)
-    return None if live.reveal is None and live.share.state == ShareState.BROADCAST else live
+    return None if live.reveal is None and live.share.state == ShareState.SENT else live
 
 
 def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:

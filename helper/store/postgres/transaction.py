@@ -211,7 +211,7 @@ class PostgresTransaction(Transaction):
         """Return whether this host holds the claim on a share. False if another host has released it."""
         fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
         if fence is None:
-            return row.state != ShareState.WITNESSED
+            return row.state != ShareState.PROVING
         return self.fetch_one("holds_claim", (row.id, fence)) is not None
 
     def expired_claims(self, limit: int) -> list[int]:

@@ -63,7 +63,7 @@ async def run_send_loop(
 
 
 def enqueue_and_prepare(pipeline: Pipeline, number: int) -> bool:
-    return list(pipeline.share_states().values()).count(ShareState.BROADCAST) == number
+    return list(pipeline.share_states().values()).count(ShareState.SENT) == number
 
 
 async def test_send_loop_sends_prepared_share_within_a_second_without_notification(

@@ -180,7 +180,7 @@ async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
 
 
 def export_share(checked: CheckedShare) -> ExportedShare:
-    return ExportedShare(checked.share, 1, ShareState.RECEIVED, 2, 0, 0, None, "accepted", "")
+    return ExportedShare(checked.share, 1, ShareState.WAITING, 2, 0, 0, None, "accepted", "")
 
 
 async def test_third_generation_share_line_of_export_is_read_back() -> None:

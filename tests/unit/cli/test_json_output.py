@@ -114,7 +114,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
         live.harness.rounds.closed.add(ROUND_ID)
         live.run(lambda harness: harness.store.run(rounds.mark_alerted, ROUND_ID, END))
         purged = run_json("queue purge", "--round", ROUND_ID.hex(), "--yes")
-        assert sum(purged[state.name.lower()] for state in ShareState) == 5
+        assert sum(purged[state.json_name] for state in ShareState) == 5
 
 
 def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
     output = capsys.readouterr()
     lines = [line.split("\t") for line in output.out.splitlines()]
     assert lines[0][0] == "share"
-    assert lines[1][:3] == ["0123456789ab", ROUND_ID.hex()[:12], "broadcast"]
-    assert lines[2][2:4] == ["broadcast (damaged)", "immediately"]
+    assert lines[1][:3] == ["0123456789ab", ROUND_ID.hex()[:12], "sent"]
+    assert lines[2][2:4] == ["sent (damaged)", "immediately"]
     assert output.err == "2 shares, from the daemon\n"
     assert run_command("queue", "show", "012345") == 0
     shown = capsys.readouterr().out
@@ -193,7 +193,7 @@ def test_queue_with_unresponsive_helper_is_unreachable(
 def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "show", "ffffff") == 5
     assert run_command("queue", "list", "--state", "gone") == 2
-    assert "state must be one of received" in capsys.readouterr().err
+    assert "state must be one of waiting" in capsys.readouterr().err
 
 
 def test_queue_damage_found_by_query_is_reported(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def test_bash_completion_completes_words(tmp_path: Path) -> None:
         "svote-helper queue ex": {"export"},
         "svote-helper proof ''": {"export", "verify"},
         "svote-helper queue list --sta": {"--state", "--stage"},
-        "svote-helper queue list --state ''": {"received", "witnessed", "broadcast", "failed"},
+        "svote-helper queue list --state ''": {"waiting", "proving", "sent", "failed"},
     }
     script = ["source <(svote-helper completion bash)", "complete -p svote-helper >/dev/null"]
     for line in offered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,18 +13,18 @@ from helper.core.share import TRANSITIONS, Share, ShareKey, ShareState
 from tests.unit.store.fixtures import make_posted_share
 
 LEGAL_TRANSITIONS = {
-    ("RECEIVED", "WITNESSED"),
-    ("RECEIVED", "FAILED"),
-    ("WITNESSED", "RECEIVED"),
-    ("WITNESSED", "BROADCAST"),
-    ("WITNESSED", "FAILED"),
-    ("BROADCAST", "RECEIVED"),
-    ("BROADCAST", "FAILED"),
-    ("FAILED", "RECEIVED"),
-    ("RECEIVED", "SUBMITTED"),
-    ("WITNESSED", "SUBMITTED"),
-    ("BROADCAST", "SUBMITTED"),
-    ("FAILED", "SUBMITTED"),
+    ("WAITING", "PROVING"),
+    ("WAITING", "FAILED"),
+    ("PROVING", "WAITING"),
+    ("PROVING", "SENT"),
+    ("PROVING", "FAILED"),
+    ("SENT", "WAITING"),
+    ("SENT", "FAILED"),
+    ("FAILED", "WAITING"),
+    ("WAITING", "CONFIRMED"),
+    ("PROVING", "CONFIRMED"),
+    ("SENT", "CONFIRMED"),
+    ("FAILED", "CONFIRMED"),
 }
 
 keys = st.builds(
@@ -41,14 +42,24 @@ def test_transitions_are_exactly_the_legal_ones() -> None:
     assert moves == LEGAL_TRANSITIONS
 
 
-def test_state_codes_equal_original_helper() -> None:
-    assert {state.name: state.value for state in ShareState} == {
-        "RECEIVED": 0,
-        "WITNESSED": 1,
-        "SUBMITTED": 2,
-        "FAILED": 3,
-        "BROADCAST": 4,
+def test_state_codes_and_json_names_equal_original_helper() -> None:
+    assert {state.json_name: state.value for state in ShareState} == {
+        "received": 0,
+        "witnessed": 1,
+        "submitted": 2,
+        "failed": 3,
+        "broadcast": 4,
     }
+
+
+@pytest.mark.parametrize("state", ShareState)
+def test_state_is_parsed_from_label_and_json_name(state: ShareState) -> None:
+    assert {ShareState.parse(text) for text in (state.label, state.json_name, state.label.upper())} == {state}
+
+
+def test_unknown_state_is_refused_with_the_list() -> None:
+    with pytest.raises(ValueError, match="one of waiting, proving, confirmed, failed, sent"):
+        ShareState.parse("pending")
 
 
 @given(keys, keys)

@@ -465,7 +465,7 @@ async def test_query_daemon_reads_every_value_that_a_helper_serves(monkeypatch: 
     )
     queue = replace(
         await snapshot_of(
-            [make_round()], {ROUND_ID: {ShareState.RECEIVED: 2}}, {}, [FailedShares("proof", "x", 1, 0.005)]
+            [make_round()], {ROUND_ID: {ShareState.WAITING: 2}}, {}, [FailedShares("proof", "x", 1, 0.005)]
         ),
         retries=[RetryingShares(ROUND_ID.hex(), "proof", "no memory", 1, 3, 5.5)],
         damaged=[DamagedRow("ab", "cc", "9")],

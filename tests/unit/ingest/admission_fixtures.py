@@ -177,7 +177,7 @@ class FakeStore(PartialStore):
         return EnqueueResult.QUEUED
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        return {ROUND_ID: {ShareState.RECEIVED: len(self.shares)}} if self.shares else {}
+        return {ROUND_ID: {ShareState.WAITING: len(self.shares)}} if self.shares else {}
 
     async def count_ready(self, *, now: float) -> dict[bytes, int]:
         return {ROUND_ID: sum(share.submit_at <= now for share in self.shares)}

@@ -161,10 +161,10 @@ def test_parse_hex32_takes_64_hex_characters_of_either_case() -> None:
 def test_queue_status_pending_counts_all_unfinished_shares() -> None:
     counts = {
         ROUND_ID: {
-            ShareState.RECEIVED: 4,
-            ShareState.WITNESSED: 2,
-            ShareState.BROADCAST: 1,
-            ShareState.SUBMITTED: 8,
+            ShareState.WAITING: 4,
+            ShareState.PROVING: 2,
+            ShareState.SENT: 1,
+            ShareState.CONFIRMED: 8,
             ShareState.FAILED: 3,
         }
     }

@@ -74,7 +74,7 @@ def parse_samples(text: str) -> Samples:
     return samples
 
 
-COUNTS = {ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}}
+COUNTS = {ROUND: {ShareState.WAITING: 10, ShareState.PROVING: 2, ShareState.CONFIRMED: 5}}
 ROUNDS = (Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.TALLYING, 900, (), 2))
 
 
@@ -175,7 +175,7 @@ async def test_metrics_export_time_to_drain_the_due_shares() -> None:
 async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() -> None:
     """10,700 shares are due in the last 44 minutes, at 4 per second: 10,560 can be proven then."""
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 3700, (), 1)]
-    counts = {ROUND: {ShareState.RECEIVED: 10_700}}
+    counts = {ROUND: {ShareState.WAITING: 10_700}}
     ahead = {ROUND: DueForecast((0, 10_700, *[0] * 58), 0)}
     samples = await scrape(queue=await snapshot_of(rounds, counts, ahead))
     assert samples["helper_round_slack_seconds", ()] == -(10_700 - 2640 * 4) / 4
@@ -186,7 +186,7 @@ async def test_round_slack_is_negative_45_minutes_ahead_of_a_flood_at_the_end() 
 
 async def test_metrics_export_least_slack_across_rounds() -> None:
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 1101, (), 2)]
-    counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
+    counts = {ROUND: {ShareState.WAITING: 40}, LATER_ROUND: {ShareState.WAITING: 400}}
     samples = await scrape(queue=await snapshot_of(rounds, counts))
     assert samples["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
     assert samples["helper_round_slack_seconds", ()] == 101 - 440 * 0.25
@@ -380,7 +380,7 @@ class FakeStore(PartialStore):
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
-        return {ROUND: {ShareState.RECEIVED: 1}}
+        return {ROUND: {ShareState.WAITING: 1}}
 
     async def next_due_ms(self, rounds: Any) -> int | None:
         assert list(rounds) == [ROUND]

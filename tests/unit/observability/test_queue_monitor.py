@@ -43,12 +43,12 @@ class StoppedQueue(SimulatedQueue):
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         kinds = Counter(self.classify(due) for _, due in self.shares)
-        return {ROUND: {ShareState.SUBMITTED: kinds["submitted"]}}
+        return {ROUND: {ShareState.CONFIRMED: kinds["submitted"]}}
 
     async def count_by_due_bucket(self, _round: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
         groups = Counter((self.classify(due), int((due - start) // width)) for _, due in self.shares)
         return [
-            DueBucket(ShareState.RECEIVED, is_due=kind == "overdue_pending", index=index, count=count)
+            DueBucket(ShareState.WAITING, is_due=kind == "overdue_pending", index=index, count=count)
             for (kind, index), count in groups.items()
             if kind != "submitted"
         ]

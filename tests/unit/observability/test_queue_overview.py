@@ -43,7 +43,7 @@ async def test_overview_contains_sums_and_no_single_share() -> None:
     overview = await overview_of(
         [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.PENDING, 3000, (), 2)],
         {
-            ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5},
+            ROUND: {ShareState.WAITING: 10, ShareState.PROVING: 2, ShareState.CONFIRMED: 5},
             b"\x09" * 32: {ShareState.FAILED: 1},
         },
         {ROUND: DueForecast((3, 4, *[0] * 58), 3)},
@@ -82,12 +82,12 @@ async def test_overview_before_first_proof_omits_time_needed() -> None:
 
 async def test_overview_time_needed_includes_rounds_that_end_earlier() -> None:
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 3000, (), 2)]
-    counts = {ROUND: {ShareState.RECEIVED: 100}, LATER_ROUND: {ShareState.RECEIVED: 50}}
+    counts = {ROUND: {ShareState.WAITING: 100}, LATER_ROUND: {ShareState.WAITING: 50}}
     assert [row["seconds_needed"] for row in (await overview_of(known, counts))["rounds"]] == [15, 10]
 
 
 async def test_overview_time_needed_exceeds_time_left_if_shares_are_due_too_late() -> None:
     known = [Round(ROUND, RoundStatus.ACTIVE, 1000 + 1200, (), 1)]
     due_ahead = {ROUND: DueForecast((*[0] * 19, 700, *[0] * 40), 0)}
-    (row,) = (await overview_of(known, {ROUND: {ShareState.RECEIVED: 700}}, due_ahead))["rounds"]
+    (row,) = (await overview_of(known, {ROUND: {ShareState.WAITING: 700}}, due_ahead))["rounds"]
     assert row["seconds_needed"] == 1200 + (700 - 60 * 10) / 10

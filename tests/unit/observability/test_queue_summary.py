@@ -70,11 +70,11 @@ def test_bucket_seconds_depends_on_duration(duration: int, width: int) -> None:
 @pytest.mark.rule("N12", "Q4")
 def test_summary_has_documented_shape_and_sums() -> None:
     shares = [
-        DueBucket(ShareState.RECEIVED, is_due=True, index=0, count=200),
-        DueBucket(ShareState.RECEIVED, is_due=False, index=2, count=4000),
-        DueBucket(ShareState.RECEIVED, is_due=False, index=99, count=500),
-        DueBucket(ShareState.WITNESSED, is_due=True, index=0, count=100),
-        DueBucket(ShareState.BROADCAST, is_due=True, index=-3, count=300),
+        DueBucket(ShareState.WAITING, is_due=True, index=0, count=200),
+        DueBucket(ShareState.WAITING, is_due=False, index=2, count=4000),
+        DueBucket(ShareState.WAITING, is_due=False, index=99, count=500),
+        DueBucket(ShareState.PROVING, is_due=True, index=0, count=100),
+        DueBucket(ShareState.SENT, is_due=True, index=-3, count=300),
         DueBucket(ShareState.FAILED, is_due=True, index=0, count=400),
         *(DueBucket(state, is_due=True, index=1, count=7) for state in ShareState),
     ]

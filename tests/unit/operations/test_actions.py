@@ -35,7 +35,7 @@ async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str =
 async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: OperationsHarness) -> None:
     refs = await enqueue_failed(harness, *range(3))
     await enqueue(harness.store, make_posted_share(9, round_id=ROUND_ID), now=NOW)
-    waiting = (await harness.store.list_shares(QueueFilter(state=ShareState.RECEIVED), 9))[0].ref
+    waiting = (await harness.store.list_shares(QueueFilter(state=ShareState.WAITING), 9))[0].ref
 
     counts = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
 
@@ -150,7 +150,7 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
     await harness.store.run(rounds.mark_alerted, ROUND_ID, NOW)
 
     dry_result = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1, ShareState.SUBMITTED: 1}}
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1, ShareState.CONFIRMED: 1}}
     counts = await harness.operations.purge(ANN, ROUND_ID)
 
     assert counts == dry_result == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}

@@ -48,7 +48,7 @@ def waiting_share(index: int, **changes: Any) -> ExportedShare:
     exported = ExportedShare(
         share=recorded_share(index, submit_at=END - 100),
         received_ms=int(NOW * 1000),
-        state=ShareState.RECEIVED,
+        state=ShareState.WAITING,
         due_ms=(END - 100) * 1000,
         attempts=2,
         crashes=1,
@@ -75,7 +75,7 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
     message = replace(message, **changes)
     prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k11", 90)
     reveal = RevealRow.of(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
-    return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.BROADCAST, reveal=reveal)
+    return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.SENT, reveal=reveal)
 
 
 def export_lines(*exported: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:
@@ -202,7 +202,7 @@ async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -
     assert second_counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
     reasons = [ImportResult.QUEUED, ImportResult.QUEUED, ImportResult.FAILED]
     assert [(skipped.number, skipped.reason) for skipped in second_skipped] == list(enumerate(reasons, 1))
-    expected = {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1, ShareState.FAILED: 1}
+    expected = {ShareState.WAITING: 1, ShareState.SENT: 1, ShareState.FAILED: 1}
     assert await harness.store.count_shares() == {ROUND_ID: expected}
     assert await harness.store.is_known(exported[0].share.key)
     (reveal,) = await harness.store.list_unconfirmed()
@@ -266,7 +266,7 @@ async def test_import_truncated_export_keeps_received_shares(harness: Operations
         await harness.operations.import_shares(
             ANN, stream_lines(export_lines(waiting_share(0), waiting_share(1), shares=number))
         )
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.WAITING: 2}}
     (action,) = await harness.store.list_actions(limit=5)
     assert action.outcome is not None
     assert action.outcome["taken"] == 2

@@ -49,7 +49,7 @@ def test_received_row_keeps_times_and_attempts(version: int) -> None:
     exported = convert_row({**svoted_row(share), "new_field": {"x": 1}}, version=version, other=[])
 
     assert exported == ExportedShare(
-        share, 1_700_000_000_000, ShareState.RECEIVED, LATER * 1000, 1, 0, None, "accepted", ""
+        share, 1_700_000_000_000, ShareState.WAITING, LATER * 1000, 1, 0, None, "accepted", ""
     )
 
 
@@ -75,7 +75,7 @@ def test_pending_broadcast_is_the_sent_message() -> None:
 
     exported = convert_row(sent_row(share), version=2)
 
-    assert exported.state is ShareState.BROADCAST
+    assert exported.state is ShareState.SENT
     assert exported.reveal is not None
     prepared = exported.reveal.prepared
     assert (prepared.circuit, prepared.anchor_height, prepared.height) == ("k10", 84, 90)
@@ -98,7 +98,7 @@ def test_unusable_pending_broadcast_is_proven_again(broken: dict[str, Any]) -> N
 
     exported = convert_row(sent_row(share, **broken))
 
-    assert (exported.state, exported.reveal) == (ShareState.RECEIVED, None)
+    assert (exported.state, exported.reveal) == (ShareState.WAITING, None)
 
 
 @pytest.mark.rule("N23")
@@ -241,7 +241,7 @@ async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: Opera
     assert (counts, reasons) == ({"taken": 2, "spent": 1}, [ImportResult.CONFIRMED])
     assert [reveal.nullifier for reveal in lookup.queried] == [nullifier_of(counted), nullifier_of(pending)]
     assert [reveal.due_ms for reveal in lookup.queried] == [(int(NOW) - 5) * 1000] * 2
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.SENT: 1, ShareState.WAITING: 1}}
     (sent,) = await harness.store.list_unconfirmed()
     assert (sent.nullifier, sent.sends) == (nullifier_of(pending), 3)
 
@@ -252,7 +252,7 @@ async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: Opera
 def exported(index: int, *, submit_at: int, received: float, **changes: Any) -> ExportedShare:
     share = recorded_share(index, submit_at=submit_at)
     due_ms = max(submit_at, int(received)) * 1000
-    as_received = ExportedShare(share, int(received * 1000), ShareState.RECEIVED, due_ms, 2, 0, None, "accepted", "")
+    as_received = ExportedShare(share, int(received * 1000), ShareState.WAITING, due_ms, 2, 0, None, "accepted", "")
     return replace(as_received, **changes)
 
 

@@ -132,7 +132,7 @@ async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> Non
         assert pipeline.prover.started_proofs[1:] == [
             (10 + second, float(START_TIME + second)) for second in range(1, 9)
         ]
-        assert pipeline.read_share(1) == (ShareState.WITNESSED,)
+        assert pipeline.read_share(1) == (ShareState.PROVING,)
         slow.set()
         await wait_for_length(pipeline.nodes.posts, 9)
 
@@ -149,7 +149,7 @@ async def test_dispatch_claims_at_most_two_shares_per_prover_and_does_not_spin(
         await wait_until(lambda: pipeline.prover.running == 2)
         await pipeline.settle_dispatcher()
         assert (
-            list(pipeline.share_states().values()).count(ShareState.WITNESSED) == pipeline.dispatcher.claimed_count == 4
+            list(pipeline.share_states().values()).count(ShareState.PROVING) == pipeline.dispatcher.claimed_count == 4
         )
         assert await pipeline.count_idle_turns() == 0
         for event in held:
@@ -221,12 +221,10 @@ async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) 
             await pipeline.enqueue(1, 2, submit_at=START_TIME + 5)
             await pipeline.advance_when_idle(5)
             await wait_for_length(pipeline.nodes.posts, 1)
-        assert pipeline.share_states() == {1: ShareState.WITNESSED, 2: ShareState.BROADCAST}, (
-            "cancelled: left unchanged"
-        )
+        assert pipeline.share_states() == {1: ShareState.PROVING, 2: ShareState.SENT}, "cancelled: left unchanged"
     async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
         assert await pipeline.store.run_batches(shares.recover) == 1
-        assert pipeline.read_share(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START_TIME + 5) * 1000, 0)
+        assert pipeline.read_share(1, "state, due_ms, attempts") == (ShareState.WAITING, (START_TIME + 5) * 1000, 0)
         async with pipeline.run_dispatcher():
             await wait_until(lambda: pipeline.nodes.posts)
             assert pipeline.prover.positions == [1], "the other share's message is on disk and not proven again"
@@ -302,10 +300,10 @@ async def test_error_in_one_share_releases_it_and_blocks_no_other(pipeline: Pipe
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1, *range(2, 12))
         await wait_for_length(pipeline.nodes.posts, 10)
-        assert pipeline.read_share(1, "state, attempts") == (ShareState.WITNESSED, 0), "delayed for a moment"
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.PROVING, 0), "delayed for a moment"
         await pipeline.advance_when_idle(2)
         await wait_for_length(pipeline.nodes.posts, 11)
-        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.BROADCAST, 0, START_TIME * 1000)
+        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.SENT, 0, START_TIME * 1000)
 
 
 async def test_share_with_internal_error_is_not_retried_in_tight_loop(pipeline: Pipeline) -> None:

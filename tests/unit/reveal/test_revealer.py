@@ -37,7 +37,7 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
     )
     assert (tx_hash, anchor, circuit) == (RevealMessage.from_tx(message).tx_hash(), ANCHOR.height, "k10")
     assert height == pipeline.height
-    assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.BROADCAST, 0, pipeline.height)
+    assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.SENT, 0, pipeline.height)
     assert pipeline.nodes.posts == [], "sending is the sender's task"
 
 
@@ -49,7 +49,7 @@ async def test_share_outside_tree_is_requeued_without_attempt(
     if not has_tree:
         pipeline.trees.newest = None
     assert not await pipeline.revealer.prove(await pipeline.claim_new_share(position))
-    expected = (ShareState.RECEIVED, 0, 0, (START_TIME + 2) * 1000)
+    expected = (ShareState.WAITING, 0, 0, (START_TIME + 2) * 1000)
     assert pipeline.read_share(position, "state, attempts, crashes, due_ms") == expected
     assert pipeline.prover.started_proofs == []
 
@@ -59,7 +59,7 @@ async def test_share_outside_tree_is_requeued_without_attempt(
 async def test_proof_timeout_or_failure_spends_one_attempt(pipeline: Pipeline, error: HelperError) -> None:
     pipeline.prover.failures[1] = [error]
     assert not await pipeline.revealer.prove(await pipeline.claim_new_share())
-    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 1, (START_TIME + 2) * 1000)
 
 
 @pytest.mark.rule("R11")
@@ -71,7 +71,7 @@ async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: 
     else:
         queued = type(queued)(queued.id, create_share(2), queued.nullifier, queued.due_ms, 0, 0, None)
     assert not await pipeline.revealer.prove(queued)
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 1)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 1)
     assert pipeline.query_rows("SELECT count(*) FROM reveals") == [(0,)]
 
 
@@ -86,7 +86,7 @@ async def test_worker_crash_spends_attempt_from_third_time(pipeline: Pipeline) -
         assert row is not None
         notes.append((*row[:3], row[3] // 1000 - int(pipeline.clock.now())))
         pipeline.clock.advance(max(0, notes[-1][3]))
-    received = ShareState.RECEIVED
+    received = ShareState.WAITING
     assert notes == [
         (received, 1, 0, 0),
         (received, 2, 0, 0),
@@ -105,7 +105,7 @@ async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
         await pipeline.settle_dispatcher()
-        assert rows == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due before"
+        assert rows == [(ShareState.WAITING, 0, (START_TIME + 2) * 1000)], "not due before"
         assert len(pipeline.prover.started_proofs) == 3
         assert pipeline.dispatcher.claimed_count == 0
 
@@ -138,7 +138,7 @@ async def test_proof_that_would_end_after_the_round_is_not_begun(pipeline: Pipel
     queued = await pipeline.claim_new_share()
     assert not await pipeline.revealer.prove(queued)
     assert pipeline.prover.started_proofs == []
-    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, START_TIME * 1000)
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 0, START_TIME * 1000)
     async with pipeline.run_dispatcher():
         assert await pipeline.count_idle_turns() == 0, "its round is no longer dispatched"
     pipeline.rounds.end = START_TIME + 49
@@ -177,14 +177,14 @@ async def test_retries_go_on_until_the_round_ends(pipeline: Pipeline) -> None:
     while pipeline.clock.now() < end:
         attempts_at.append(pipeline.clock.now())
         state, _, wait = await fail_once(pipeline)
-        assert state == ShareState.RECEIVED
+        assert state == ShareState.WAITING
         assert wait > 0
         pipeline.clock.advance(wait + 1)  # the due time has a fraction of a second
     last_attempt = end - 300 - 600 * fraction
     # Not exactly then: two attempts are at least 10 s apart, and this clock adds up to a second to each.
     assert [at for at in attempts_at if abs(at - last_attempt) <= 11], "one is at the time chosen for this share"
     assert end - 60 <= attempts_at[-1] < end
-    assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,), "only the chain ends it"
+    assert pipeline.read_share(1, "state") == (ShareState.WAITING,), "only the chain ends it"
     await pipeline.store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed")
     assert pipeline.read_share(1, "state, attempts") == (ShareState.FAILED, len(attempts_at))
 
@@ -208,9 +208,9 @@ async def test_number_of_quick_retries_is_configurable(tmp_path: Path, quick: in
     async with open_pipeline(tmp_path / "queue.db", quick_retries=quick) as pipeline:
         await pipeline.enqueue(1)
         for number in range(1, quick + 1):
-            assert await fail_once(pipeline) == (ShareState.RECEIVED, number, 2**number)
+            assert await fail_once(pipeline) == (ShareState.WAITING, number, 2**number)
             pipeline.clock.advance(64)
-        assert await fail_once(pipeline) == (ShareState.RECEIVED, quick + 1, 60)
+        assert await fail_once(pipeline) == (ShareState.WAITING, quick + 1, 60)
 
 
 @pytest.mark.rule("R11")
@@ -224,7 +224,7 @@ async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
             assert result[1] == number
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
             await pipeline.store.run_batches(shares.recover)
-            assert (pipeline.read_share(1) or ())[0] == ShareState.RECEIVED
+            assert (pipeline.read_share(1) or ())[0] == ShareState.WAITING
             assert result[2] == wait
             async with pipeline.run_dispatcher():
                 assert pipeline.prover.started_proofs == [], "not before the wait ends, even after a restart"
@@ -242,7 +242,7 @@ async def test_failure_of_all_quick_retries_is_reported_once(pipeline: Pipeline)
         ("quick_retries_failed", "proof", "the circuit refused", 6)
     ]
     assert pipeline.stats.counts == {"failures": 8, "retry_proof": 8, "quick_retries_failed": 1}
-    assert await pipeline.store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await pipeline.store.count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 @pytest.mark.rule("R4", "R11")
@@ -263,7 +263,7 @@ async def test_hour_of_node_outage_spends_no_attempt(pipeline: Pipeline) -> None
         for _ in range(60):
             await pipeline.advance_when_idle(60)
         assert str(pipeline.dispatcher.pause_reason) == "no chain node is in sync"
-        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, (START_TIME + 100) * 1000)
+        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 0, (START_TIME + 100) * 1000)
         pipeline.show_block()
         pipeline.dispatcher.wake()
         await wait_until(lambda: pipeline.nodes.posts)

@@ -51,7 +51,7 @@ async def enqueue_mixed(pipeline: Pipeline) -> None:
             await pipeline.revealer.prove(queued)
     await pipeline.enqueue(1, submit_at=START_TIME + 3600)
     await pipeline.count_on_chain(4)
-    assert pipeline.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
+    assert pipeline.share_states() == {1: ShareState.WAITING, 2: ShareState.SENT, 3: ShareState.FAILED}
 
 
 async def close_mixed(pipeline: Pipeline) -> None:
@@ -89,7 +89,7 @@ async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witn
         ("round_closed_with_unconfirmed_shares", 3, ROUND.hex())
     ]
     assert pipeline.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
-    assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
+    assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.CONFIRMED: 1}}
     assert pipeline.stats.counts["expired"] == 2, "the third share had failed before"
     assert pipeline.query_rows("SELECT length(witness) FROM shares") == [(748,)] * 3
 
@@ -157,7 +157,7 @@ async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
     other = create_share(7, round_id=OTHER_ROUND)
     await pipeline.store.run(shares.EnqueueOperation(other, nullifier_of(other.primary_blind), now=START_TIME))
     await check_closed_long_ago(pipeline)
-    assert await pipeline.store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert await pipeline.store.count_shares() == {OTHER_ROUND: {ShareState.WAITING: 1}}
     assert pipeline.rounds.forgotten == [ROUND]
 
 

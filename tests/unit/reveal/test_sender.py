@@ -73,7 +73,7 @@ async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: P
     pipeline.nodes.replies[FIRST_NODE] = check_stored
     await pipeline.sender.send(await pipeline.prepare_message())
     ((state, sending, message),) = states
-    assert state == (ShareState.BROADCAST,)
+    assert state == (ShareState.SENT,)
     assert sending == (1, pipeline.height, pipeline.height, FIRST_NODE, None)
     body = json.loads(pipeline.nodes.posts[0][1])
     sent = RevealMessage.from_tx(message)
@@ -175,7 +175,7 @@ async def test_outage_resends_same_bytes_to_other_node_at_next_block(pipeline: P
     await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
     assert pipeline.nodes.posts[0][1] == pipeline.nodes.posts[1][1]
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
 
 
 async def test_node_with_invalid_response_is_not_first_for_next_share(pipeline: Pipeline) -> None:
@@ -193,7 +193,7 @@ async def test_without_fresh_node_nothing_is_sent_or_spent(pipeline: Pipeline) -
     pipeline.clock.advance(200)
     await pipeline.sender.send(share)
     assert pipeline.nodes.posts == []
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     await pipeline.next_block()
     assert len(pipeline.nodes.posts) == 1
 
@@ -221,16 +221,16 @@ async def test_unconfirmed_after_10_blocks_gets_new_proof_without_attempt(
 async def test_already_spent_response_does_not_confirm(pipeline: Pipeline) -> None:
     pipeline.set_replies(ALREADY_SPENT)
     await pipeline.sender.send(await pipeline.prepare_message())
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     await pipeline.next_block(25)
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     assert len(pipeline.prover.started_proofs) == 1, "another proof would not change the result"
     sent = len(pipeline.nodes.posts)
     assert await pipeline.count_on_chain(1)
     assert pipeline.read_share(1) is None
     await pipeline.next_block(12)
     assert len(pipeline.nodes.posts) == sent, "never retried"
-    assert (await pipeline.store.count_shares())[create_share(1).round_id] == {ShareState.SUBMITTED: 1}
+    assert (await pipeline.store.count_shares())[create_share(1).round_id] == {ShareState.CONFIRMED: 1}
 
 
 @pytest.mark.rule("R12")
@@ -261,7 +261,7 @@ async def test_proof_failing_own_verification_spends_attempt(pipeline: Pipeline)
     pipeline.nodes.replies[FIRST_NODE] = BAD_PROOF_REPLY
     pipeline.prover.is_valid = False
     await pipeline.sender.send(await pipeline.prepare_message())
-    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 1, (START_TIME + 2) * 1000)
     assert pipeline.prover.verified == [("k10", ANCHOR.root)], "against the root that it was made for"
     assert pipeline.circuits.current == "k10"
 
@@ -275,7 +275,7 @@ async def test_proof_of_an_earlier_run_is_not_checked_against_the_root_of_anothe
     await pipeline.prepare_message(2)  # with an anchor at the same height
     await pipeline.sender.send(share)
     assert pipeline.prover.verified == []
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
 
 
 @pytest.mark.parametrize("reply", [BAD_PROOF_REPLY, reply_with(400, error="validation failed: anchor height is zero")])
@@ -289,7 +289,7 @@ async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or
     for _ in pipeline.endpoints.nodes:
         await pipeline.sender.send(share)
         await pipeline.next_block()
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     assert pipeline.read_send_state()[-1] == "BEHIND"
     assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
 
@@ -305,7 +305,7 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
             await pipeline.sender.send(share)
             await pipeline.next_block()
             await pipeline.sender.reconcile()
-        assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
         assert pipeline.circuits.current == current, "the other node's tree may not have the leaf"
         assert list(pipeline.circuits.refusers) == ["k10"]
         await pipeline.prepare_message()
@@ -331,7 +331,7 @@ async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipel
         await pipeline.next_block()
         await wait_until(lambda: not pipeline.circuits.is_current_unproven)
     assert pipeline.prover.circuits == ["k10", "k11"]
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
 
 
@@ -355,10 +355,10 @@ async def test_reveal_counted_in_an_unread_block_is_not_proven_again(pipeline: P
     result = {"hash": "", "height": "101", "code": 0, "log": "", "events": []}
     pipeline.nodes.transactions = {SECOND_NODE: result}
     await pipeline.next_block(3 * REPROVE_BLOCKS)
-    assert pipeline.read_share(1, "state") == (ShareState.BROADCAST,)
+    assert pipeline.read_share(1, "state") == (ShareState.SENT,)
     pipeline.nodes.transactions = {}
     await pipeline.next_block(4)
-    assert pipeline.read_share(1, "state") == (ShareState.RECEIVED,)
+    assert pipeline.read_share(1, "state") == (ShareState.WAITING,)
 
 
 async def test_failure_in_a_block_prevails_over_a_node_that_reports_the_reveal_as_counted(pipeline: Pipeline) -> None:
@@ -367,7 +367,7 @@ async def test_failure_in_a_block_prevails_over_a_node_that_reports_the_reveal_a
     failed = counted | {"code": 1, "log": "invalid zero-knowledge proof: verification failed"}
     pipeline.nodes.transactions = {FIRST_NODE: counted, SECOND_NODE: failed}
     await pipeline.next_block(REPROVE_BLOCKS + 1)
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
     assert pipeline.circuits.current == "k11"
 
 
@@ -377,7 +377,7 @@ async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pi
     await pipeline.sender.send(await pipeline.prepare_message())
     await pipeline.next_block(REPROVE_BLOCKS)
     assert pipeline.circuits.current == "k11"
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
 
 
 async def test_circuit_refused_for_confirmed_share_is_switched_although_last_node_is_busy(pipeline: Pipeline) -> None:
@@ -390,7 +390,7 @@ async def test_circuit_refused_for_confirmed_share_is_switched_although_last_nod
     await pipeline.sender.send(await pipeline.prepare_message(2))
     await pipeline.next_block(REPROVE_BLOCKS)
     assert pipeline.circuits.current == "k11"
-    assert pipeline.read_share(2, "state, attempts") == (ShareState.RECEIVED, 0)
+    assert pipeline.read_share(2, "state, attempts") == (ShareState.WAITING, 0)
 
 
 @pytest.mark.rule("N18")
@@ -417,7 +417,7 @@ async def test_refused_configured_circuit_pauses_queue_without_attempt(tmp_path:
             await pipeline.settle_dispatcher()
             assert pipeline.dispatcher.pause_reason is not None
             assert pipeline.prover.positions == [1]
-            assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 0)
+            assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
             assert await pipeline.count_idle_turns() == 0
 
 
@@ -456,7 +456,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
     share = await pipeline.prepare_message()
     with capture_logs() as logs:
         await pipeline.sender.send(share)
-        assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0), (
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0), (
             "a statement of a single node proves nothing"
         )
         await pipeline.next_block()
@@ -477,7 +477,7 @@ async def test_node_refusing_all_loses_nothing_while_another_is_healthy(pipeline
     await pipeline.sender.send(share)
     await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
     assert (pipeline.circuits.current, pipeline.circuits.pause_reason) == ("k10", None)
 
@@ -487,14 +487,14 @@ async def test_permanent_refusal_by_only_node_spends_one_attempt(tmp_path: Path)
         del pipeline.endpoints.nodes[1]
         pipeline.nodes.replies[FIRST_NODE] = refuse_with("invalid message field: proposal", 9)
         await pipeline.sender.send(await pipeline.prepare_message())
-        assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 1)
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 1)
 
 
 async def test_permanent_refusal_by_the_only_usable_node_of_two_decides_nothing(pipeline: Pipeline) -> None:
     pipeline.nodes.replies[FIRST_NODE] = refuse_with("invalid message field: proposal", 9)
     pipeline.endpoints.start_backoff(pipeline.endpoints.nodes[1], "away")
     await pipeline.sender.send(await pipeline.prepare_message())
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
@@ -560,7 +560,7 @@ async def test_upgraded_circuit_is_found_although_one_node_refuses_every_message
                 await pipeline.settle_dispatcher()
                 await wait_until(lambda: not pipeline.dispatcher._tasks)
     assert sent == ["k10", "k11"]
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
     assert pipeline.read_send_state()[-1] == "ACCEPTED"
 
 
@@ -631,7 +631,7 @@ async def test_prepared_reveals_of_a_refused_circuit_are_not_sent(pipeline: Pipe
     assert sent == ["k10"] * 2
     await pipeline.next_block()
     assert sent == ["k10"] * 2
-    assert pipeline.query_rows("SELECT DISTINCT state, attempts FROM shares") == [(ShareState.RECEIVED, 0)]
+    assert pipeline.query_rows("SELECT DISTINCT state, attempts FROM shares") == [(ShareState.WAITING, 0)]
 
 
 # ---------------------------------------------------------------- slow nodes and internal errors
@@ -787,7 +787,7 @@ async def test_send_without_response_goes_to_other_node_at_next_height(pipeline:
     await wait_until(lambda: pipeline.stats.counts["answer_accepted"] == 1)
     await asyncio.sleep(0.01)
     assert pipeline.read_send_state()[-1] == "UNAVAILABLE", "a later send has replaced this one"
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
 
 
 async def test_block_produced_during_the_wait_permits_the_next_send(pipeline: Pipeline) -> None:
@@ -1063,11 +1063,11 @@ async def test_share_is_proven_anew_while_one_of_two_nodes_is_silent(pipeline: P
     pipeline.set_replies(reply)
     await pipeline.sender.send(await pipeline.prepare_message())
     height = pipeline.height
-    while pipeline.read_share(1) == (ShareState.BROADCAST,) and height < 120:
+    while pipeline.read_share(1) == (ShareState.SENT,) and height < 120:
         height += 1
         show_heads(pipeline, height, None)
         await pipeline.sender.reconcile()
-    assert pipeline.read_share(1) == (ShareState.RECEIVED,)
+    assert pipeline.read_share(1) == (ShareState.WAITING,)
     assert 12 <= height - 101 <= 14, "60 s, and until the next decision"
     assert len({body for _, body in pipeline.nodes.posts}) == 1
 

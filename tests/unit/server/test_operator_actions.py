@@ -102,7 +102,7 @@ async def test_actions_retry_is_executed_and_logged_with_user(
     expected = {"source": "daemon", "retried": 2, "closed": 0, "moved": 0, "not_failed": 0}
     assert dry_result.json() == {**expected, "dry_run": True}
     assert executed.json() == {**expected, "dry_run": False}
-    assert (await harness.store.count_shares(), harness.wake_count) == ({ROUND_ID: {ShareState.RECEIVED: 2}}, 1)
+    assert (await harness.store.count_shares(), harness.wake_count) == ({ROUND_ID: {ShareState.WAITING: 2}}, 1)
     (action,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
     assert action == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
@@ -145,7 +145,7 @@ async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: h
     empty_report = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
     assert dry_result.json() == {**empty_report, "taken": 3, "dry_run": True}
     assert executed.json() == {**empty_report, "taken": 3, "dry_run": False}
-    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 3}}
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.WAITING: 3}}
     assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
     assert not any(exported[0].share.primary_blind.hex() in repr(action) for action in await audit(daemon))

@@ -68,7 +68,7 @@ class FakeQueue(QueueReader):
         self.query: tuple[QueueFilter, int] | None = None
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        return {ROUND_ID: {ShareState.BROADCAST: 1, ShareState.SUBMITTED: 15}, b"\x01" * 32: {ShareState.FAILED: 2}}
+        return {ROUND_ID: {ShareState.SENT: 1, ShareState.CONFIRMED: 15}, b"\x01" * 32: {ShareState.FAILED: 2}}
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         self.query = (query, limit)

@@ -134,10 +134,10 @@ class SummaryStore(FakeStore):
         if self.error is not None:
             raise self.error
         self.reads += 1
-        return {ROUND_ID: {ShareState.SUBMITTED: 1200}}
+        return {ROUND_ID: {ShareState.CONFIRMED: 1200}}
 
     async def count_by_due_bucket(self, round_id: bytes, *, start: int, width: int, now: float) -> list[DueBucket]:
-        return [DueBucket(ShareState.RECEIVED, is_due=False, index=1, count=3000)] if round_id == ROUND_ID else []
+        return [DueBucket(ShareState.WAITING, is_due=False, index=1, count=3000)] if round_id == ROUND_ID else []
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         return None

@@ -102,7 +102,7 @@ async def enqueue_and_claim(store: Store, number: int) -> int:
 
 
 async def enqueue_and_prepare(store: Store, number: int) -> int:
-    """Bring one share to BROADCAST; return its id."""
+    """Bring one share to SENT; return its id."""
     share_id = await enqueue_and_claim(store, number)
     assert await store.run(messages.prepare, share_id, make_reveal(number))
     return share_id

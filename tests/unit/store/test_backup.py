@@ -379,7 +379,7 @@ async def test_restored_database_continues_from_the_backup(
     lock.release(clean=False)
 
     reopened = await open_sqlite_store(other_path)
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 2}}
     assert await greatest_height(reopened) == 7
     assert len(await claim_all_due(reopened)) == 2
     await confirm_shares(reopened, 1, height=8)
@@ -405,7 +405,7 @@ async def test_restore_over_existing_database_renames_it_with_its_wal(
     assert old_path is not None
     assert (old_path.read_bytes(), Path(f"{old_path}-wal").read_bytes()) == (before, wal)
     reopened = await open_sqlite_store(path)
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 @pytest.mark.parametrize("step", ["_set_aside", "_replace_file"])
@@ -427,7 +427,7 @@ async def test_open_after_interrupted_restore_is_refused(
     assert not [file for file in path.parent.iterdir() if "partial" in file.name]
 
     restore_database(image, path, set_aside=True)
-    assert await (await open_sqlite_store(path)).count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await (await open_sqlite_store(path)).count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 @pytest.mark.parametrize("how", ["serve", "restore", "refused serve"])

@@ -183,8 +183,8 @@ async def test_damaged_share_or_message_is_never_sent(
     assert not await reopened.run(mark_sending, 1, height=5, endpoint="one")
     assert not await operation(reopened)
 
-    assert [share.state for share in reported] == [ShareState.BROADCAST], "reported once"
-    assert await reopened.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
+    assert [share.state for share in reported] == [ShareState.SENT], "reported once"
+    assert await reopened.count_shares() == {ROUND: {ShareState.SENT: 1}}
 
 
 @pytest.mark.rule("R12")
@@ -312,7 +312,7 @@ async def test_start_after_rebuild_requeues_shares_that_a_damaged_index_hid(
     assert await reopened.run_batches(shares.recover) == 0
     assert "shares_under_way" in " ".join(await reopened.verify())
     assert await reopened.run_batches(shares.recover) == 6
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 6}}
 
 
 async def test_purge_with_dangling_index_entry_completes_after_rebuild(
@@ -404,7 +404,7 @@ async def test_paging_through_damaged_index_completes(
         else:
             await store.run(shares.fail, queued.id, stage="proof", note="for good")
     await store.close()
-    entry = bytes([ShareState.BROADCAST.value if sent else ShareState.FAILED.value, 30, 30])
+    entry = bytes([ShareState.SENT.value if sent else ShareState.FAILED.value, 30, 30])
     data = bytearray(path.read_bytes())
     data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index has 14 for the last
     path.write_bytes(data)
@@ -483,12 +483,12 @@ async def test_unconfirmed_with_unreadable_row_returns_the_others(
 
 
 @pytest.mark.rule("N25")
-@pytest.mark.parametrize("state", [ShareState.RECEIVED, ShareState.BROADCAST])
+@pytest.mark.parametrize("state", [ShareState.WAITING, ShareState.SENT])
 async def test_list_shares_marks_unreadable_row_and_lists_the_others(
     store: SqliteStore, path: Path, state: ShareState
 ) -> None:
     await enqueue_shares(store, *range(31))
-    for queued in await claim_all_due(store) if state is ShareState.BROADCAST else ():
+    for queued in await claim_all_due(store) if state is ShareState.SENT else ():
         await store.run(prepare, queued.id, make_reveal(queued.id))
     expected = await store.list_shares(QueueFilter(), 99)
     await make_row_unreadable(store, path, 7)
@@ -517,7 +517,7 @@ async def test_enqueue_known_share_with_damaged_index_is_duplicate(
 
     await enqueue_shares(reopened, *range(30))
 
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 30}}
     assert await reopened.verify() != []
     assert len(await confirm_shares(reopened, *range(30), height=5)) == 30
 
@@ -565,7 +565,7 @@ async def test_background_check_reports_damaged_message(
 
     assert await reopened.verify() == []
 
-    assert [share.state for share in reported] == [ShareState.BROADCAST]
+    assert [share.state for share in reported] == [ShareState.SENT]
 
 
 async def test_post_of_share_with_unreadable_row_is_duplicate(store: SqliteStore, path: Path) -> None:

@@ -136,7 +136,7 @@ def count_shares(open_sqlite_store: StoreOpener) -> ShareCounter:
 
 
 async def number_of_shares(store: SqliteStore) -> int:
-    return (await store.count_shares()).get(ROUND, {}).get(ShareState.RECEIVED, 0)
+    return (await store.count_shares()).get(ROUND, {}).get(ShareState.WAITING, 0)
 
 
 # ---------------------------------------------------------------------- locks under each name

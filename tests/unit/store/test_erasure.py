@@ -113,7 +113,7 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
     )
     occurrences = count_occurrences(path, [make_posted_share(number).nullifier for number in removed])
     assert occurrences == {"queue.db": len(removed)}
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 250, ShareState.CONFIRMED: 250}}
 
 
 @pytest.mark.rule("R14")
@@ -137,7 +137,7 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
         for canary in [*witness_fragments(make_posted_share(n)), make_posted_share(n).nullifier]
     ]
     assert count_occurrences(path, [*all_rows, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
-    assert await store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {OTHER_ROUND: {ShareState.WAITING: 1}}
     assert not await store.is_known(make_posted_share(1).share.key)
     assert not await store.is_spent(ROUND, make_posted_share(1).nullifier)
     assert await store.run_batches(rounds.purge, ROUND) == 0

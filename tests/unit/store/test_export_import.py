@@ -61,11 +61,11 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
     assert selection.chain_id == "chain-1"
     by_number = {share.share.tree_position - 70_000: share for share in selection.shares}
     assert {number: share.state for number, share in by_number.items()} == {
-        1: ShareState.BROADCAST,
+        1: ShareState.SENT,
         2: ShareState.FAILED,
-        3: ShareState.RECEIVED,
-        4: ShareState.RECEIVED,
-        5: ShareState.RECEIVED,
+        3: ShareState.WAITING,
+        4: ShareState.WAITING,
+        5: ShareState.WAITING,
     }
     assert by_number[1].reveal == RevealRow.of(make_reveal(1), 1, 110, 110, "node:80", "ACCEPTED")
     assert (by_number[2].attempts, by_number[2].stage, by_number[2].note) == (1, "proof", "refused")
@@ -76,7 +76,7 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
     assert by_number[4] == ExportedShare(
         make_posted_share(4, submit_at=int(NOW) + 50).share,
         int(NOW * 1000),
-        ShareState.RECEIVED,
+        ShareState.WAITING,
         (int(NOW) + 50) * 1000,
         0,
         0,
@@ -91,9 +91,9 @@ async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path
     await enqueue_one_of_each(store)
     assert len(select_shares(path, QueueFilter(round_id=OTHER_ROUND)).shares) == 1
     assert len(select_shares(path, QueueFilter(state=ShareState.FAILED)).shares) == 1
-    entry = (await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 9))[0]
+    entry = (await store.list_shares(QueueFilter(state=ShareState.SENT), 9))[0]
     (named,) = select_shares(path, None, entry.ref[:6]).shares
-    assert named.state is ShareState.BROADCAST
+    assert named.state is ShareState.SENT
 
     await store.run(rounds.mark_closed, OTHER_ROUND, NOW)
     assert select_shares(path).skipped == {"closed": 1}
@@ -103,7 +103,7 @@ async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path
         conn.execute("UPDATE reveals SET sends = 2")
     selection = select_shares(path)
     assert selection.skipped == {"closed": 1, "damaged": 1}
-    assert {share.state for share in selection.shares} == {ShareState.RECEIVED}, (
+    assert {share.state for share in selection.shares} == {ShareState.WAITING}, (
         "a damaged message is discarded and proven again"
     )
     await store.open()
@@ -180,8 +180,8 @@ async def test_imported_shares_continue_in_their_state(
     )
 
     assert await target_store.count_shares() == {
-        ROUND: {ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.RECEIVED: 2},
-        OTHER_ROUND: {ShareState.RECEIVED: 1},
+        ROUND: {ShareState.SENT: 1, ShareState.FAILED: 1, ShareState.WAITING: 2},
+        OTHER_ROUND: {ShareState.WAITING: 1},
     }
     (sent,) = await target_store.list_unconfirmed()
     assert (sent.prepared, sent.sends, sent.last_sent_height, sent.last_outcome) == (make_reveal(1), 1, 110, "ACCEPTED")
@@ -210,11 +210,11 @@ async def test_imported_shares_continue_in_their_state(
 async def test_import_never_makes_share_due_early(target_store: SqliteStore, path: Path) -> None:
     in_an_hour = int(NOW) + 3600
     share = make_posted_share(1, submit_at=in_an_hour).share
-    early = ExportedShare(share, 0, ShareState.RECEIVED, 0, 0, 0, None, "accepted", "")
+    early = ExportedShare(share, 0, ShareState.WAITING, 0, 0, 0, None, "accepted", "")
     sent = replace(
         early,
         share=make_posted_share(2, submit_at=in_an_hour).share,
-        state=ShareState.BROADCAST,
+        state=ShareState.SENT,
         reveal=RevealRow.of(make_reveal(2), 1, 5, 5, "node", None),
     )
     never_sent = replace(

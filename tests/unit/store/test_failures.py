@@ -68,13 +68,13 @@ async def test_full_disk_is_reported_and_acknowledged_shares_survive(store: Sqli
 
     assert full is not None
     assert acknowledged > 0
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: acknowledged}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: acknowledged}}
     with pytest.raises(StoreFull):
         await enqueue_shares(store, acknowledged)
 
     await store._writer.run(partial(limit_page_count, more=1_000))
     await enqueue_shares(store, *range(200))
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 200}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 200}}
 
 
 async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> None:
@@ -87,7 +87,7 @@ async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> No
 
     queued_count = sum(outcome is EnqueueResult.QUEUED for outcome in outcomes)
     assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - queued_count
-    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.RECEIVED: queued_count} if queued_count else {})
+    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.WAITING: queued_count} if queued_count else {})
 
 
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
@@ -100,13 +100,13 @@ async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -
 
     assert isinstance(first, StoreError)
     assert rest == [EnqueueResult.QUEUED] * 20
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 20, ShareState.FAILED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 20, ShareState.FAILED: 1}}
 
 
 async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteStore) -> None:
     def half(tx: SqliteTransaction) -> None:
         set_meta(tx, "half", "done")
-        tx.adjust_count(tx.ensure_round(ROUND).no, ShareState.RECEIVED, 1000)
+        tx.adjust_count(tx.ensure_round(ROUND).no, ShareState.WAITING, 1000)
         raise ValueError("half way")
 
     good = [enqueue(store, make_posted_share(n)) for n in range(20)]
@@ -116,7 +116,7 @@ async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteSt
     assert isinstance(failed, ValueError)
     assert outcomes == [EnqueueResult.QUEUED] * 20
     assert await store.get_meta("half") is None
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 20}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 20}}
 
 
 async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> None:
@@ -148,7 +148,7 @@ async def test_writer_fault_is_reported_and_writer_continues(
         await store._writer.run(unreadable)
 
     await enqueue_shares(store, 1)
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 async def test_cancelled_open_releases_the_file(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def test_open_after_crash_with_failing_sync_is_refused(
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", raise_io_error)
         with pytest.raises(StoreError, match="could not be checkpointed"):
             open_database(copied, clock)
-    assert await (await open_sqlite_store(copied)).count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await (await open_sqlite_store(copied)).count_shares() == {ROUND: {ShareState.WAITING: 2}}
 
 
 async def test_open_on_full_disk_succeeds_and_retries_erasure(

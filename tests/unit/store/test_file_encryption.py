@@ -147,7 +147,7 @@ async def test_offline_readers_refuse_file_without_its_key(path: Path, configure
 async def test_offline_reader_reads_unencrypted_file_with_key_file(path: Path) -> None:
     await fill(path, UNENCRYPTED, 1)
     async with open_queue_file(path, NEW) as queue:
-        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+        assert await queue.count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 async def test_damaged_key_check_value_is_reported(path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_shares_are_recognized_under_the_old_and_the_new_key(path: Path) -
             result = await store.run(shares.EnqueueOperation(same_nullifier.share, posted.nullifier, now=NOW))
             assert result is EnqueueResult.DUPLICATE, f"nullifier of share {number}"
         await confirm_shares(store, 1, 2, height=9)
-        assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 2}}
+        assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 2}}
 
 
 async def test_old_key_can_be_removed_only_once_no_row_needs_it(path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
     assert (result.live, result.damaged) == (2, 1)
     assert read_contents(path, FakeClock(), NEW).damaged == 0
     async with open_queue_file(path, NEW) as queue:
-        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+        assert await queue.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.SENT: 1}}
 
 
 async def test_decrypting_unencrypted_file_is_refused(path: Path) -> None:

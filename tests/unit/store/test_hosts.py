@@ -158,7 +158,7 @@ async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -
     outcomes = await asyncio.gather(*(enqueue(host, share) for share in shares for host in (host_a, host_b)))
 
     assert outcomes.count(EnqueueResult.QUEUED) == outcomes.count(EnqueueResult.DUPLICATE) == 40
-    assert await host_a.count_shares() == await host_b.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
+    assert await host_a.count_shares() == await host_b.count_shares() == {ROUND: {ShareState.WAITING: 40}}
 
 
 async def test_apply_block_already_applied_does_not_wait(backend: PostgresBackend, join_host: JoinHost) -> None:
@@ -186,7 +186,7 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
     applying = (confirm_shares(host, *range(30), height=height) for height in (7, 8) for host in hosts)
     confirmed = await asyncio.gather(*applying)
     assert sorted(len(shares) for shares in confirmed) == [0, 0, 0, 0, 0, 30]
-    assert await hosts[0].count_shares() == {ROUND: {ShareState.SUBMITTED: 30}}
+    assert await hosts[0].count_shares() == {ROUND: {ShareState.CONFIRMED: 30}}
     assert await greatest_height(hosts[0]) == 8
 
 
@@ -201,7 +201,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
     )
 
     assert await claim_all_due(host_a) == []
-    assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
+    assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.CONFIRMED}
     assert await greatest_height(host_a) == 59
 
 
@@ -217,7 +217,7 @@ async def test_exclusive_operations_that_wait_with_others_need_no_rerun(join_hos
     )
 
     assert host._writer.commits - commits == 3
-    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 4}}
+    assert await host.count_shares() == {ROUND: {ShareState.WAITING: 4}}
 
 
 # ---------------------------------------------------------------------- the sender
@@ -472,7 +472,7 @@ async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHo
     counts = await host_a.run(retry_failed, [queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
 
     assert counts == {"retried": 1}
-    assert await host_a.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await host_a.count_shares() == {ROUND: {ShareState.WAITING: 1}}
 
 
 async def test_damaged_share_of_silent_host_does_not_block_others(
@@ -595,7 +595,7 @@ async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: Po
     rejoined = await join_host("one")
 
     assert await rejoined.run_batches(recover) == 1
-    assert await rejoined.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
+    assert await rejoined.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.PROVING: 1}}
     assert [row[0] for row in backend.query_rows("SELECT host FROM claims")] == ["two"]
 
 
@@ -716,7 +716,7 @@ async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBack
 
     assert await host_a.run(prepare, queued.id, make_reveal(1))
     assert host_a.write_error is None
-    assert await host_a.count_shares() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+    assert await host_a.count_shares() == {ROUND: {ShareState.SENT: 1, ShareState.WAITING: 1}}
 
 
 async def test_unreachable_server_is_not_reported_as_stalled_transaction(
@@ -851,7 +851,7 @@ async def test_lost_queue_is_not_replaced_by_an_empty_one(
     backend.execute(f"ALTER SCHEMA {backend.schema}_lost RENAME TO {backend.schema}")
     await wait_until(lambda: host.write_error is None)
     await enqueue_shares(host, 2)
-    assert await host.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await host.count_shares() == {ROUND: {ShareState.WAITING: 2}}
     assert capsys.readouterr().out.count("database_write_failed") == 1
 
 

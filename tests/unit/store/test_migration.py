@@ -197,7 +197,7 @@ async def test_migration_copies_all_rows_and_retires_source(any_backends: Backen
     await source_store.close()
     before = read_all_rows(source)
     assert [name for name, rows in before.items() if not rows] == []
-    assert {record.share.state for record in before["shares"]} == set(ShareState) - {ShareState.SUBMITTED}
+    assert {record.share.state for record in before["shares"]} == set(ShareState) - {ShareState.CONFIRMED}
 
     moved = migrate(source, target)
 
@@ -232,8 +232,8 @@ async def test_export_reads_pages_while_hosts_change_the_queue(
         exported += rows
 
     states = {share.share.tree_position - 70_000: share.state.name for share, _ in exported}
-    waiting = dict.fromkeys([3, 4, 5, 6, 7] if small == 500 else [3, 4, 5, 7], "RECEIVED")
-    assert states == {1: "BROADCAST", 2: "FAILED", **waiting}
+    waiting = dict.fromkeys([3, 4, 5, 6, 7] if small == 500 else [3, 4, 5, 7], "WAITING")
+    assert states == {1: "SENT", 2: "FAILED", **waiting}
     assert len(exported) == len(states)
     assert (queue.chain_id, queue.skipped) == ("chain-1", {})
     (sent,) = [share.reveal for share, _ in exported if share.reveal is not None]
@@ -266,12 +266,12 @@ async def test_migrated_claims_are_recovered_as_after_crash(backends: BackendPai
     assert await target_store.list_unconfirmed() == [sent]
     assert await target_store.count_shares() == {
         ROUND: {
-            ShareState.RECEIVED: 4,
-            ShareState.BROADCAST: 1,
+            ShareState.WAITING: 4,
+            ShareState.SENT: 1,
             ShareState.FAILED: 1,
-            ShareState.SUBMITTED: 1,
+            ShareState.CONFIRMED: 1,
         },
-        OTHER_ROUND: {ShareState.RECEIVED: 1},
+        OTHER_ROUND: {ShareState.WAITING: 1},
     }
     claimed = await claim_all_due(target_store, now=NOW + 60)
     assert claimed[0].share.tree_position - 70_000 == 3

@@ -189,7 +189,7 @@ async def test_close_finishes_pending_writes(open_sqlite_store: StoreOpener, pat
     await asyncio.gather(*tasks)
 
     reopened = await open_sqlite_store(path)
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 100}}
 
 
 async def test_pulse_succeeds_only_while_writer_thread_responds(store: SqliteStore) -> None:

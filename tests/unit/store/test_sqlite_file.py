@@ -36,7 +36,7 @@ async def test_offline_reader_after_crash_includes_wal_and_keeps_it(store: Sqlit
     assert len(log) > 4096
 
     async with open_queue_file(copied) as queue:
-        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+        assert await queue.count_shares() == {ROUND: {ShareState.WAITING: 2}}
 
     assert Path(f"{copied}-wal").read_bytes() == log
 

@@ -46,8 +46,8 @@ export function Queue() {
 function Head({ children }: { children?: ComponentChildren }) {
   return (
     <PageHead title="Queue" aside={children}>
-      Live state of this helper: pending, proving and confirmed shares. Only counts are shown; share and witness data
-      never reach this page.
+      Live state of this helper: waiting, proving, sent and confirmed shares. Only counts are shown; share and witness
+      data never reach this page.
     </PageHead>
   );
 }

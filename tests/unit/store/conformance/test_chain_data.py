@@ -78,7 +78,7 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
     assert await store.run(blocks.add_spent, block) == []
 
     assert (backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")) == before
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.CONFIRMED: 1}}
 
 
 async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reopen) -> None:
@@ -119,7 +119,7 @@ async def test_apply_blocks_confirms_shares_in_gaps(store: Store) -> None:
     await store.run(blocks.give_up_blocks, 60)
 
     assert await store.get_ledger() == Ledger(41, 100, ((61, 92),))
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.CONFIRMED: 1}}
 
 
 async def test_nullifiers_of_rounds_that_are_not_stored_are_found_again_when_the_round_is(
@@ -167,7 +167,7 @@ async def test_rescan_twice_confirms_missed_shares_once_and_keeps_confirmed_ones
     assert after == before
     assert set(tombstones) < set(after[1]), "the tombstone of a confirmed share does not change"
     assert len(after[0]) == 3, "nullifiers of rounds without stored data are not stored again"
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 2}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.CONFIRMED: 2}}
 
 
 async def test_rescan_without_stored_rounds_has_no_blocks(store: Store) -> None:
@@ -234,8 +234,8 @@ async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(s
     assert await store.count_unconfirmed(ROUND) == {ShareState.FAILED: 249}
     assert await store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 0
     assert await store.count_shares() == {
-        ROUND: {ShareState.FAILED: 249, ShareState.SUBMITTED: 1},
-        OTHER_ROUND: {ShareState.RECEIVED: 1},
+        ROUND: {ShareState.FAILED: 249, ShareState.CONFIRMED: 1},
+        OTHER_ROUND: {ShareState.WAITING: 1},
     }
     notes = {entry.note for entry in await store.list_shares(QueueFilter(state=ShareState.FAILED), 999)}
     assert notes == {"closed", "its own reason"}

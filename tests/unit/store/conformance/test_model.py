@@ -55,9 +55,9 @@ NUMBERS = st.integers(0, 4)
 ROUNDS = st.sampled_from([ROUND, OTHER_ROUND])
 DELAYS_SECONDS = st.sampled_from([0, 0, 0, 1, 30])
 RARELY_TRUE = st.sampled_from([False] * 5 + [True])
-EXPORTED_STATES = [ShareState.FAILED, ShareState.BROADCAST]
-IN_PROGRESS = {ShareState.WITNESSED, ShareState.BROADCAST}
-UNFINISHED = {ShareState.RECEIVED, *IN_PROGRESS}
+EXPORTED_STATES = [ShareState.FAILED, ShareState.SENT]
+IN_PROGRESS = {ShareState.PROVING, ShareState.SENT}
+UNFINISHED = {ShareState.WAITING, *IN_PROGRESS}
 ShareKey = tuple[bytes, int]
 
 
@@ -84,15 +84,15 @@ class ModelShare:
     @property
     def can_be_retried(self) -> bool:
         """Whether an operator can retry the share: it has failed, or it waits for a retry."""
-        return self.state is ShareState.FAILED or (self.state is ShareState.RECEIVED and self.attempts > 0)
+        return self.state is ShareState.FAILED or (self.state is ShareState.WAITING and self.attempts > 0)
 
     @property
     def waits_for_first_attempt(self) -> bool:
         """Whether an earlier due time of another post applies."""
-        return self.state is ShareState.RECEIVED and not self.attempts
+        return self.state is ShareState.WAITING and not self.attempts
 
     def retry(self) -> None:
-        self.state, self.attempts, self.crashes = ShareState.RECEIVED, 0, 0
+        self.state, self.attempts, self.crashes = ShareState.WAITING, 0, 0
         self.failed_by_closure = self.is_moved = False
         self.due_ms = min(self.due_ms, self.first_due_ms)
 
@@ -186,7 +186,7 @@ class StoreModel(RuleBasedStateMachine):
         ((row, stored_due_ms),) = self._backend.query_rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
         assert stored_due_ms == due_ms
         if model is None:
-            model = self.live[name] = ModelShare(row, ShareState.RECEIVED, due_ms, received_ms=self.now_ms)
+            model = self.live[name] = ModelShare(row, ShareState.WAITING, due_ms, received_ms=self.now_ms)
         model.share_id, model.due_ms, model.submit_at = row, due_ms, submit_at
 
     # Claims and transitions
@@ -197,7 +197,7 @@ class StoreModel(RuleBasedStateMachine):
         due = sorted(
             model.due_ms
             for (round_id, _), model in self.live.items()
-            if round_id in rounds and model.state is ShareState.RECEIVED and model.due_ms <= self.now_ms
+            if round_id in rounds and model.state is ShareState.WAITING and model.due_ms <= self.now_ms
         )
         claimed = self.run_until_complete(
             self.store.run(shares.claim_due, now=self.clock.now(), limit=limit, rounds=rounds)
@@ -207,18 +207,18 @@ class StoreModel(RuleBasedStateMachine):
         for queued in claimed:
             model = rows[queued.id]
             assert (model.state, queued.attempts, queued.crashes) == (
-                ShareState.RECEIVED,
+                ShareState.WAITING,
                 model.attempts,
                 model.crashes,
             )
-            model.state = ShareState.WITNESSED
+            model.state = ShareState.PROVING
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
             operation = self.store.run(messages.prepare, self.live[name].share_id, make_reveal(name[1]))
-            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.BROADCAST):
+            if model := self.apply_transition(name, operation, {ShareState.PROVING}, ShareState.SENT):
                 model.sends = 0
 
     @precondition(lambda self: self.live)
@@ -229,7 +229,7 @@ class StoreModel(RuleBasedStateMachine):
             sent = self.run_until_complete(
                 self.store.run(messages.mark_sending, model.share_id, height=self.height, endpoint="node:80")
             )
-            assert sent is (model.state is ShareState.BROADCAST)
+            assert sent is (model.state is ShareState.SENT)
             model.sends += sent
 
     @precondition(lambda self: self.live)
@@ -240,7 +240,7 @@ class StoreModel(RuleBasedStateMachine):
             operation = self.store.run(
                 shares.requeue, self.live[name].share_id, due_ms=due_ms, stage="tree", note="later"
             )
-            if model := self.apply_transition(name, operation, IN_PROGRESS, ShareState.RECEIVED):
+            if model := self.apply_transition(name, operation, IN_PROGRESS, ShareState.WAITING):
                 model.due_ms = model.due_ms if due_ms is None else due_ms
 
     @precondition(lambda self: self.live)
@@ -249,7 +249,7 @@ class StoreModel(RuleBasedStateMachine):
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
             operation = self.store.run(shares.record_crash, self.live[name].share_id, due_ms=due_ms, note="killed")
-            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.RECEIVED):
+            if model := self.apply_transition(name, operation, {ShareState.PROVING}, ShareState.WAITING):
                 model.crashes, model.due_ms = model.crashes + 1, due_ms
 
     @precondition(lambda self: self.live)
@@ -260,7 +260,7 @@ class StoreModel(RuleBasedStateMachine):
             operation = self.store.run(
                 shares.retry, self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed"
             )
-            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.RECEIVED):
+            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.WAITING):
                 model.attempts, model.due_ms = model.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
@@ -320,7 +320,7 @@ class StoreModel(RuleBasedStateMachine):
         counts = self.run_until_complete(
             self.store.run(exported_shares.mark_moved, marks, note="gone", idle_only=at_rest)
         )
-        at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
+        at_rest_states = {ShareState.WAITING, ShareState.FAILED}
         moved = [] if stale else [model for model in selected if model.state in at_rest_states or not at_rest]
         assert (counts["moved"], counts["stayed"]) == (len(moved), len(selected) - len(moved))
         for model in moved:
@@ -329,7 +329,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(
         round_id=ROUNDS,
         number=NUMBERS,
-        state=st.sampled_from([ShareState.RECEIVED, *EXPORTED_STATES]),
+        state=st.sampled_from([ShareState.WAITING, *EXPORTED_STATES]),
         wait=DELAYS_SECONDS,
     )
     def import_shares(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
@@ -337,14 +337,14 @@ class StoreModel(RuleBasedStateMachine):
             (round_id, number),
             make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
         )
-        sent = RevealRow.of(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
+        sent = RevealRow.of(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.SENT else None
         exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
         (outcome,) = self.run_until_complete(
             self.store.run(exported_shares.import_shares, [(exported, posted.nullifier)], note="taken", dry_run=False)
         )
         result, model = outcome.result, self.live.get(name)
-        early = state is ShareState.BROADCAST and posted.share.submit_at * 1000 > self.now_ms
+        early = state is ShareState.SENT and posted.share.submit_at * 1000 > self.now_ms
         if not known_round:
             assert result is ImportResult.UNKNOWN
         elif name in self.spent:
@@ -352,10 +352,10 @@ class StoreModel(RuleBasedStateMachine):
         elif model is not None and model.is_moved:
             assert result is ImportResult.RESTORED
             early = early or model.submit_at * 1000 > self.now_ms
-            model.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
+            model.state = state if state is ShareState.SENT and not early else ShareState.WAITING
             model.attempts, model.crashes, model.is_moved = 0, 0, False
             model.due_ms = min(model.due_ms, model.first_due_ms)
-            model.sends = 2 if model.state is ShareState.BROADCAST else 0
+            model.sends = 2 if model.state is ShareState.SENT else 0
         elif model is not None:
             assert result is (ImportResult.FAILED if model.state is ShareState.FAILED else ImportResult.QUEUED)
         elif name in self.confirmed:
@@ -364,7 +364,7 @@ class StoreModel(RuleBasedStateMachine):
             assert result is ImportResult.IMPORTED
             ((row, due_ms),) = self._backend.query_rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
             assert due_ms == max(self.now_ms, posted.share.submit_at * 1000)
-            moved_to = ShareState.RECEIVED if early else state
+            moved_to = ShareState.WAITING if early else state
             self.live[name] = ModelShare(row, moved_to, due_ms, 3, 1, 2, submit_at=posted.share.submit_at)
 
     @precondition(lambda self: self.live)
@@ -373,10 +373,10 @@ class StoreModel(RuleBasedStateMachine):
         if name := self.draw_key(data):
             model = self.live[name]
             assert self.run_until_complete(self.store.run(shares.release_claim, model.share_id)) is (
-                model.state is ShareState.WITNESSED
+                model.state is ShareState.PROVING
             )
-            if model.state is ShareState.WITNESSED:
-                model.state = ShareState.RECEIVED
+            if model.state is ShareState.PROVING:
+                model.state = ShareState.WAITING
 
     # The chain
 
@@ -434,20 +434,20 @@ class StoreModel(RuleBasedStateMachine):
         self.store = self._backend.create_store(self.clock)
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
-        witnessed = [model for model in self.live.values() if model.state is ShareState.WITNESSED]
+        witnessed = [model for model in self.live.values() if model.state is ShareState.PROVING]
         assert self.run_until_complete(self.store.run_batches(shares.recover)) == len(witnessed)
         for model in witnessed:
-            model.state = ShareState.RECEIVED
+            model.state = ShareState.WAITING
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), new_state=st.sampled_from(ShareState))
     def refuse_illegal_update(self, data: st.DataObject, new_state: ShareState) -> None:
-        """The schema refuses illegal transitions from any writer. No row has the state SUBMITTED."""
+        """The schema refuses illegal transitions from any writer. No row has the state CONFIRMED."""
         name = self.draw_key(data)
         if name is None:
             return
         old_state = self.live[name].state
-        if new_state is not ShareState.SUBMITTED and new_state in TRANSITIONS[old_state] | {old_state}:
+        if new_state is not ShareState.CONFIRMED and new_state in TRANSITIONS[old_state] | {old_state}:
             return
         with pytest.raises((sqlite3.IntegrityError, psycopg.errors.IntegrityError)):
             self._backend.execute(f"UPDATE shares SET state = {int(new_state)} WHERE id = {self.live[name].share_id}")
@@ -470,13 +470,13 @@ class StoreModel(RuleBasedStateMachine):
                 model.due_ms,
                 model.attempts,
                 model.crashes,
-                model.sends if model.state is ShareState.BROADCAST else None,
+                model.sends if model.state is ShareState.SENT else None,
             )
             for model in self.live.values()
         }
         counts: dict[bytes, dict[ShareState, int]] = {}
         states = [(name[0], model.state) for name, model in self.live.items()]
-        for round_id, state in states + [(name[0], ShareState.SUBMITTED) for name in self.confirmed]:
+        for round_id, state in states + [(name[0], ShareState.CONFIRMED) for name in self.confirmed]:
             of_round = counts.setdefault(round_id, {})
             of_round[state] = of_round.get(state, 0) + 1
         assert self.run_until_complete(self.store.count_shares()) == counts

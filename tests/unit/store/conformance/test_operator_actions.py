@@ -171,7 +171,7 @@ async def test_retry_failed_retries_only_matching_shares(store: Store) -> None:
         QueueFilter(stage="tree"),
         QueueFilter(round_id=OTHER_ROUND),
         QueueFilter(due_before_ms=int(NOW * 1000)),
-        QueueFilter(state=ShareState.RECEIVED),
+        QueueFilter(state=ShareState.WAITING),
     ):
         assert await retry_matching(store, ids, query_filter) == {}
     assert await retry_matching(store, ids, QueueFilter(stage="broadcast", due_before_ms=int(NOW * 1000) + 1)) == {
@@ -202,7 +202,7 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
     groups = await store.list_matching_failures(QueueFilter(round_id=ROUND), limit=9)
     assert {(group.stage, group.count) for group in groups} == {("proof", 2), ("tree", 1)}
     assert await store.list_matching_failures(QueueFilter(round_id=OTHER_ROUND), limit=9) == []
-    assert await store.list_matching_failures(QueueFilter(state=ShareState.RECEIVED), limit=9) == []
+    assert await store.list_matching_failures(QueueFilter(state=ShareState.WAITING), limit=9) == []
 
     await store.run_batches(rounds.purge, ROUND)
 
@@ -296,7 +296,7 @@ REMOTE_HISTORY_ENTRY = HistoryEntry(NOW_MS + 5, "proof", "no memory", spent_atte
 def exported_share(number: int, **changes: Any) -> ExportedShare:
     share = replace(make_posted_share(number).share, submit_at=changes.pop("submit_at", 0))
     as_received = ExportedShare(
-        share, NOW_MS, ShareState.RECEIVED, NOW_MS, 4, 1, 88, "proof", "no memory", (REMOTE_HISTORY_ENTRY,)
+        share, NOW_MS, ShareState.WAITING, NOW_MS, 4, 1, 88, "proof", "no memory", (REMOTE_HISTORY_ENTRY,)
     )
     return replace(as_received, **changes)
 
@@ -338,7 +338,7 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
     assert [result.result for result in results] == [ImportResult.RESTORED] * 3
     assert {result.ref for result in results} == entries
     assert {result.round_id for result in results} == {ROUND}
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 3}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 3}}
     await store.close()
     reopened = await reopen()
     assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(reopened, now=NOW + 49)} == {2, 3}
@@ -374,11 +374,9 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
     await mark_all_moved(store, backend, at_rest=False)
     assert await store.list_unconfirmed() == []
     sent = exported_share(
-        1, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
+        1, state=ShareState.SENT, reveal=RevealRow.of(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
     )
-    early = exported_share(
-        2, state=ShareState.BROADCAST, reveal=RevealRow.of(make_reveal(2), 1, 105, 105, "there:80", None)
-    )
+    early = exported_share(2, state=ShareState.SENT, reveal=RevealRow.of(make_reveal(2), 1, 105, 105, "there:80", None))
 
     assert await import_results(store, sent, early) == [ImportResult.RESTORED] * 2
 
@@ -401,7 +399,7 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
         ImportResult.RESTORED,
     ]
     assert await import_results(store, exported_share(1), exported_share(2)) == [ImportResult.QUEUED] * 2
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 2}}
 
     await mark_all_moved(store, backend)
     assert await import_results(store, exported_share(1), exported_share(2)) == [ImportResult.RESTORED] * 2, (
@@ -441,4 +439,4 @@ async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store:
     await confirm_shares(store, 1, height=9)
 
     assert await import_results(store, exported_share(1)) == [ImportResult.CONFIRMED]
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 1}}

@@ -91,8 +91,8 @@ async def test_queue_reads_after_confirmation_show_only_a_count(store: Store) ->
 
     assert await store.get_share_details(entry.ref) is None
     assert await store.list_shares(QueueFilter(), 5) == []
-    assert await store.list_shares(QueueFilter(state=ShareState.SUBMITTED), 5) == []
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.list_shares(QueueFilter(state=ShareState.CONFIRMED), 5) == []
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 1}}
 
 
 async def test_list_shares_includes_shares_that_change_state_meanwhile(store: Store) -> None:
@@ -128,7 +128,7 @@ async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> 
     assert await listed(QueueFilter(), 0) == []
     assert await listed(QueueFilter(round_id=ROUND)) == [1, 2, 3]
     assert await listed(QueueFilter(round_id=b"?" * 32)) == []
-    assert await listed(QueueFilter(state=ShareState.RECEIVED)) == [2, 2, 3]
+    assert await listed(QueueFilter(state=ShareState.WAITING)) == [2, 2, 3]
     assert await listed(QueueFilter(state=ShareState.FAILED)) == [1]
     assert await listed(QueueFilter(due_before_ms=(start + 2) * 1000)) == [1]
     assert await listed(QueueFilter(stage="proof")) == [1]
@@ -188,9 +188,9 @@ async def test_due_buckets_and_ready_counts(store: Store) -> None:
     assert await store.count_ready(now=NOW + 100) == {ROUND: 1}
     buckets = await store.count_by_due_bucket(ROUND, start=int(NOW) - 60, width=60, now=NOW + 100)
     assert sorted(buckets, key=lambda group: (group.state, group.index)) == [
-        DueBucket(ShareState.RECEIVED, is_due=True, index=2, count=1),
-        DueBucket(ShareState.RECEIVED, is_due=False, index=3, count=1),
-        DueBucket(ShareState.WITNESSED, is_due=True, index=1, count=2),
+        DueBucket(ShareState.WAITING, is_due=True, index=2, count=1),
+        DueBucket(ShareState.WAITING, is_due=False, index=3, count=1),
+        DueBucket(ShareState.PROVING, is_due=True, index=1, count=2),
         DueBucket(ShareState.FAILED, is_due=True, index=1, count=1),
     ]
     assert await store.count_by_due_bucket(b"\x77" * 32, start=0, width=60, now=NOW) == []

@@ -47,7 +47,7 @@ async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> N
     (queued,) = await claim_all_due(store, now=NOW + 100)
     assert queued.share == posted.share
     assert queued.nullifier == posted.nullifier
-    assert await store.count_unconfirmed(ROUND) == {ShareState.WITNESSED: 1}
+    assert await store.count_unconfirmed(ROUND) == {ShareState.PROVING: 1}
     assert queued.due_ms == (int(NOW) + 100) * 1000
     assert (queued.attempts, queued.crashes, queued.proved_height) == (0, 0, None)
 
@@ -102,7 +102,7 @@ async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(
     assert await enqueue(store, first, now=NOW + 2) is EnqueueResult.DUPLICATE
     assert await enqueue(store, again, now=NOW + 2) is EnqueueResult.DUPLICATE
 
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 2}}
     await store.close()
     store = await reopen()
     due = max(again_at, NOW + 1)
@@ -163,7 +163,7 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     assert store._writer.commits - before == 1
     await store.close()
     reopened = await reopen()
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 512}}
 
 
 async def test_enqueue_known_share_waits_for_a_sync_like_a_new_one(store: Store, backend: StoreBackend) -> None:
@@ -335,7 +335,7 @@ async def post(store: Store, number: int, *, submit_at: int = 0) -> EnqueueResul
 
 
 async def send_message(store: Store, number: int) -> None:
-    """Bring one share to BROADCAST, with one recorded send."""
+    """Bring one share to SENT, with one recorded send."""
     share_id = await enqueue_and_prepare(store, number)
     assert await store.run(messages.mark_sending, share_id, height=110, endpoint="one")
     await store.run(messages.record_outcome, share_id, outcome="ACCEPTED", decide_height=113)
@@ -356,7 +356,7 @@ async def test_post_of_share_with_damaged_row_replaces_it(
 
     assert len(reported) == 1, "the damage is reported in any case, once"
     assert await store.list_damaged() == []
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 2}}
     assert [queued.share for queued in await claim_all_due(store)] == [make_posted_share(2).share]
     (queued,) = await claim_all_due(store, now=NOW + 60)
     assert queued.share == make_posted_share(1, submit_at=int(NOW) + 60).share
@@ -378,9 +378,9 @@ async def test_post_of_damaged_share_keeps_the_message_that_may_have_been_sent(s
     assert await store.list_follow_ups(height=112, limit=9) == []
     assert await store.list_follow_ups(height=113, limit=9) == [sent.share_id], "sent again by the same rules"
     assert await claim_all_due(store) == [], "not proven again"
-    assert await store.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.SENT: 1}}
     assert await store.run(blocks.apply_blocks, [(114, 114)], [(ROUND, sent.nullifier)]) == [sent.share_id]
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 1}}
 
 
 async def test_post_of_damaged_share_with_later_submit_at_waits_until_then(store: Store, damage: Damage) -> None:
@@ -420,7 +420,7 @@ async def test_post_of_share_with_damaged_message_delays_the_new_proof(
     assert await post(store, 1) is EnqueueResult.QUEUED
 
     assert await store.list_damaged() == []
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1}}
     assert backend.query_rows("SELECT count(*) FROM reveals") == [(0,)]
     again_at = NOW + LOST_MESSAGE_DELAY_MS / 1000
     assert await claim_all_due(store, now=again_at - 0.001) == [], "at most one proof in about ten blocks"
@@ -435,7 +435,7 @@ async def test_post_of_failed_damaged_share_proves_it_again(store: Store, damage
 
     assert await post(store, 1) is EnqueueResult.QUEUED
 
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1}}
     assert len(await claim_all_due(store)) == 1, "its message was refused, so it is not sent again"
 
 
@@ -448,7 +448,7 @@ async def test_work_on_a_replaced_row_has_no_effect(store: Store, backend: Store
     assert not await store.run(messages.prepare, old_id, make_reveal(1))
     assert not await store.run(messages.mark_sending, old_id, height=110, endpoint="one")
     assert not await store.run(shares.release_claim, old_id)
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1}}
     (queued,) = await claim_all_due(store)
     assert queued.id != old_id
     assert await store.run(messages.prepare, queued.id, make_reveal(1))
@@ -461,7 +461,7 @@ async def test_posts_of_one_batch_replace_a_damaged_row_once(store: Store, damag
     results = await asyncio.gather(*(post(store, number) for number in (1, 2, 1, 3)))
 
     assert [result.value for result in results] == ["queued", "duplicate", "duplicate", "queued"]
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 3}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING: 3}}
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["spent", "closed"])
@@ -478,4 +478,4 @@ async def test_post_of_damaged_share_that_is_spent_or_in_closed_round_is_duplica
 
     assert await post(store, 1) is EnqueueResult.DUPLICATE
 
-    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED if is_closed else ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.WAITING if is_closed else ShareState.CONFIRMED: 1}}

@@ -29,34 +29,34 @@ from tests.unit.store.fixtures import (
 
 REFUSED = (sqlite3.IntegrityError, psycopg.errors.IntegrityError)
 LATER_MS = int(NOW + 50) * 1000
-LIVE_STATES = [state for state in ShareState if state is not ShareState.SUBMITTED]
+LIVE_STATES = [state for state in ShareState if state is not ShareState.CONFIRMED]
 TransitionCall = Callable[[Store, int], Awaitable[object]]
 
 TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] = {
     "requeue": (
         lambda store, share: store.run(shares.requeue, share, due_ms=LATER_MS, stage="tree", note="no root yet"),
-        {ShareState.WITNESSED, ShareState.BROADCAST},
-        ShareState.RECEIVED,
+        {ShareState.PROVING, ShareState.SENT},
+        ShareState.WAITING,
     ),
     "record_crash": (
         lambda store, share: store.run(shares.record_crash, share, due_ms=LATER_MS, note="killed"),
-        {ShareState.WITNESSED},
-        ShareState.RECEIVED,
+        {ShareState.PROVING},
+        ShareState.WAITING,
     ),
     "retry": (
         lambda store, share: store.run(shares.retry, share, due_ms=LATER_MS, stage="proof", note="failed"),
-        {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
-        ShareState.RECEIVED,
+        {ShareState.WAITING, ShareState.PROVING, ShareState.SENT},
+        ShareState.WAITING,
     ),
     "fail": (
         lambda store, share: store.run(shares.fail, share, stage="proof", note="for good"),
-        {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
+        {ShareState.WAITING, ShareState.PROVING, ShareState.SENT},
         ShareState.FAILED,
     ),
     "prepare": (
         lambda store, share: store.run(messages.prepare, share, make_reveal(share)),
-        {ShareState.WITNESSED},
-        ShareState.BROADCAST,
+        {ShareState.PROVING},
+        ShareState.SENT,
     ),
 }
 
@@ -66,17 +66,17 @@ async def create_share_in_state(store: Store, state: ShareState, number: int = 1
     await enqueue_shares(store, number)
     if state is ShareState.FAILED:
         await store.run(shares.fail, number, stage="proof", note="no")
-    elif state is not ShareState.RECEIVED:
+    elif state is not ShareState.WAITING:
         assert len(await store.run(shares.claim_listed, [number], now=NOW)) == 1
-    if state is ShareState.BROADCAST:
+    if state is ShareState.SENT:
         await store.run(messages.prepare, number, make_reveal(number))
-    if state is ShareState.SUBMITTED:
+    if state is ShareState.CONFIRMED:
         await confirm_shares(store, number, height=number)
 
 
 async def current_state(store: Store) -> ShareState:
     (entry,) = await store.list_shares(QueueFilter(), 10)
-    return ShareState[entry.state.upper()]
+    return ShareState.parse(entry.state)
 
 
 async def test_transition_succeeds_only_from_legal_states(store: Store, backend: StoreBackend) -> None:
@@ -96,22 +96,22 @@ async def test_transition_succeeds_only_from_legal_states(store: Store, backend:
 
 
 async def test_transition_of_confirmed_share_changes_nothing(store: Store) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
+    await create_share_in_state(store, ShareState.PROVING)
     await confirm_shares(store, 1, height=5)
     for transition, _, _ in TRANSITION_CASES.values():
         assert not await transition(store, 1)
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 1}}
 
 
 async def test_transition_after_round_closed_returns_false(store: Store) -> None:
-    await create_share_in_state(store, ShareState.WITNESSED)
+    await create_share_in_state(store, ShareState.PROVING)
     await store.run_batches(rounds.fail_unconfirmed, ROUND, note="the round closed")
     before = await store.list_shares(QueueFilter(), 10)
     for transition, _, _ in TRANSITION_CASES.values():
         assert not await transition(store, 1)
         assert await store.list_shares(QueueFilter(), 10) == before
     assert await retry_as_operator(store, 1), "an operator may still retry it"
-    assert await current_state(store) is ShareState.RECEIVED
+    assert await current_state(store) is ShareState.WAITING
 
 
 @pytest.mark.rule("R12")
@@ -121,7 +121,7 @@ async def test_spent_nullifier_confirms_share_from_every_state(store: Store) -> 
 
     assert await confirm_shares(store, 1, 2, 3, 4, height=5) == [1, 2, 3, 4]
 
-    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 4}}
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 4}}
     assert await claim_all_due(store) == []
     assert await store.list_unconfirmed() == []
 
@@ -131,10 +131,10 @@ def test_transition_table_matches_transition_functions() -> None:
     for _, legal, target in TRANSITION_CASES.values():
         for state in legal - {target}:
             covered[state].add(target)
-    covered[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
+    covered[ShareState.WAITING].add(ShareState.PROVING)  # claim_due
     for state in LIVE_STATES:
-        covered[state].add(ShareState.SUBMITTED)  # apply_block
-    covered[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
+        covered[state].add(ShareState.CONFIRMED)  # apply_block
+    covered[ShareState.FAILED].add(ShareState.WAITING)  # retry_failed
 
     assert covered == {state: set(targets) for state, targets in TRANSITIONS.items()}
 
@@ -174,7 +174,7 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     reopened = await reopen()
     assert await reopened.run_batches(shares.recover) == 1
     assert await reopened.run_batches(shares.recover) == 0
-    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.SENT: 1}}
     assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
     (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
@@ -182,15 +182,15 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
 
 @pytest.mark.parametrize("old_state", LIVE_STATES)
 async def test_schema_transitions_match_code(store: Store, backend: StoreBackend, old_state: ShareState) -> None:
-    await create_share_in_state(store, ShareState.BROADCAST)
+    await create_share_in_state(store, ShareState.SENT)
     await create_share_in_state(store, old_state, 2)
     await store.close()
-    choices = [False] if old_state is ShareState.BROADCAST else [False, True]
+    choices = [False] if old_state is ShareState.SENT else [False, True]
 
     with backend.connect() as conn:
         for new_state, gets_message in product(ShareState, choices):
-            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED
-            is_legal = is_legal and (gets_message or new_state is not ShareState.BROADCAST)
+            is_legal = new_state in TRANSITIONS[old_state] and new_state is not ShareState.CONFIRMED
+            is_legal = is_legal and (gets_message or new_state is not ShareState.SENT)
             conn.execute("BEGIN")
             if gets_message:
                 conn.execute("UPDATE reveals SET share_id = 2")
@@ -200,7 +200,7 @@ async def test_schema_transitions_match_code(store: Store, backend: StoreBackend
 
 
 async def test_schema_refuses_insert_in_state_other_than_received(store: Store, backend: StoreBackend) -> None:
-    await create_share_in_state(store, ShareState.RECEIVED)
+    await create_share_in_state(store, ShareState.WAITING)
     await store.close()
 
     with backend.connect() as conn:
@@ -211,14 +211,14 @@ async def test_schema_refuses_insert_in_state_other_than_received(store: Store, 
                 conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
-@pytest.mark.parametrize("state", [ShareState.RECEIVED, ShareState.WITNESSED])
+@pytest.mark.parametrize("state", [ShareState.WAITING, ShareState.PROVING])
 async def test_batch_of_damaged_rows_does_not_end_closure_or_recovery(
     reopen: Reopen, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch, state: ShareState
 ) -> None:
     monkeypatch.setattr("helper.store.store.BATCH_SHARES", 2)
     store = await reopen()
     await enqueue_shares(store, *range(7))
-    if state is ShareState.WITNESSED:
+    if state is ShareState.PROVING:
         await claim_all_due(store)
     await store.close()
     backend.execute(
@@ -227,6 +227,6 @@ async def test_batch_of_damaged_rows_does_not_end_closure_or_recovery(
     )
     ((damaged,),) = backend.query_rows("SELECT count(*) FROM shares WHERE attempts = 3")
     store = await reopen()
-    if state is ShareState.WITNESSED:
+    if state is ShareState.PROVING:
         assert await store.run_batches(shares.recover) == 7 - damaged
     assert await store.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 7 - damaged

@@ -19,7 +19,7 @@ export function Board({ state }: { state: QueueState }) {
         {current.length ? (
           current.map((round) => <RoundCard key={round.round_id} round={round} now={now} />)
         ) : (
-          <Empty title="No rounds with pending work">
+          <Empty title="No rounds with unconfirmed shares">
             <p>Shares appear here when wallets submit them.</p>
           </Empty>
         )}

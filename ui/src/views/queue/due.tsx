@@ -34,7 +34,7 @@ export function DueShares({ rounds }: { rounds: QueueRound[] }) {
         {sum > 0 ? (
           <Histogram minutes={minutes} />
         ) : (
-          <Empty title={later > 0 ? "None within the next hour" : "No pending shares"} />
+          <Empty title={later > 0 ? "None within the next hour" : "No waiting shares"} />
         )}
         {sum + later > 0 && (
           <p class="muted small chart-note">

@@ -5,9 +5,9 @@ import { RoundBadge } from "../../parts/round";
 import { Badge, Name, type Tone } from "../../parts/ui";
 
 const STATES = [
-  { key: "waiting", label: "Pending" },
+  { key: "waiting", label: "Waiting" },
   { key: "proving", label: "Proving" },
-  { key: "broadcast", label: "Broadcast" },
+  { key: "broadcast", label: "Sent" },
   { key: "confirmed", label: "Confirmed" },
   { key: "failed", label: "Failed" },
 ] as const;
