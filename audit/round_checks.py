@@ -17,7 +17,7 @@ from audit.own_shares import FoundReveal, ProofState, ShareSearch
 from audit.transactions import Cast, Delegation
 from helper.chain.chain_data import LeafBlock
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import circuit_of_proof, get_generation
+from helper.circuits import circuit_of_proof, get_generation
 from proofs import CommitmentTree, EncodingError, ProofsError, Statement
 
 

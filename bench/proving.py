@@ -23,8 +23,7 @@ from statistics import median
 from typing import Any
 
 import proofs
-from helper.circuits.known_circuits import get_generation
-from helper.circuits.single_choice import create_sample_share, create_sample_statement
+from helper.circuits import create_sample_share, create_sample_statement, get_generation
 
 
 def run_worker(circuit: str, count: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from helper import circuits
 from helper.app.builders import build_archive, build_chain, build_host, build_pipeline, build_provers
 from helper.app.cluster import ClusterMember, send_prepared
 from helper.app.gates import Gates
@@ -24,7 +25,6 @@ from helper.app.listeners import Listeners
 from helper.chain.chain_data import BlockHead
 from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
-from helper.circuits import known_circuits
 from helper.clock import Clock, SystemClock
 from helper.config.sections import Config
 from helper.core.refusals import PauseReason, text_of
@@ -72,7 +72,7 @@ class Service:
         store: Store | None = None,
         nodes: Sequence[Node] | None = None,
         spawn_worker: WorkerSpawner = WorkerProcess.spawn,
-        share_checks: Checks = known_circuits,
+        share_checks: Checks = circuits,
     ) -> None:
         self.config = config
         host = build_host(config, clock or SystemClock(), store)

@@ -16,7 +16,7 @@ import anyio
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helper.circuits import known_circuits
+from helper import circuits
 from helper.clock import SystemClock
 from helper.observability import log_config
 from helper.operations.operator_actions import OperatorActions
@@ -73,7 +73,7 @@ async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIt
         store = SqliteStore(database, encryption=encryption)
         await store.open()
         try:
-            operations = OperatorActions(store=store, rounds=None, share_checks=known_circuits)
+            operations = OperatorActions(store=store, rounds=None, share_checks=circuits)
             yield _create_app(store, operations)
         finally:
             await store.close()

@@ -95,7 +95,7 @@ def collect_versions(release: InstalledRelease | None) -> Versions:
     circuits: dict[str, CircuitVersion] = {}
     if release is None or release.is_equal:
         # Imported here, because a changed file must not run before it is reported.
-        from helper.circuits.known_circuits import GENERATIONS  # noqa: PLC0415
+        from helper.circuits import GENERATIONS  # noqa: PLC0415
 
         circuits = {
             info.name: CircuitVersion(

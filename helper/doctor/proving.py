@@ -6,8 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from helper.circuits.generation import LATEST_KNOWN_VERSION, format_version, is_newer_than_known
-from helper.circuits.known_circuits import circuit_for_version, default_circuit
+from helper.circuits import (
+    LATEST_KNOWN_VERSION,
+    circuit_for_version,
+    default_circuit,
+    format_version,
+    is_newer_than_known,
+)
 from helper.clock import Clock
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout

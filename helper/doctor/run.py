@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from admin.config_refresh import ConfigFetcher
-from helper.circuits.known_circuits import default_circuit
+from helper.circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing

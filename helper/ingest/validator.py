@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -23,9 +23,9 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from helper.core.share import SHARE_FIELDS, Share
+from helper.core.share import SHARE_FIELDS, SHARE_JSON, Share
+from helper.core.share_fields import Field, error_message, wire_names
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.payload import SMALL_BODY_BYTES, PayloadError, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 
 log = structlog.get_logger("helper.ingest")
@@ -42,8 +42,44 @@ More calls would also make the batches smaller, and each costs the event loop tw
 _POSTED: Final = tuple(field.name for field in SHARE_FIELDS)
 
 
+class PayloadError(Exception):
+    """A payload or path parameter is not valid.
+
+    Attributes:
+        field: name of the invalid field, as on the wire (`enc_share.c1`, `share_comms[3]`), or `body`.
+        message: why it is invalid, without its value.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+MAX_SHARE_BODY_BYTES: Final = 1 << 20
+"""Maximum bytes of a body: 1 MiB."""
+SMALL_BODY_BYTES: Final = 16 << 10
+"""Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
+
+Larger bodies are more expensive than real ones, so they count against the client's rate limit.
+"""
+BODY_FIELD: Final = "body"
+"""Field name in errors that concern the entire body."""
+_FIELDS: Final[Mapping[str, Field]] = {BODY_FIELD: SHARE_JSON, **dict(wire_names(SHARE_JSON.fields))}
+"""The fields by their name in errors."""
+
+
+def invalid_share(invalid: InvalidShare) -> PayloadError:
+    """The error of an invalid body, with the text of its reason."""
+    if invalid.reason == "too-large":
+        message = f"the fields of the share are larger than {SMALL_BODY_BYTES} bytes together"
+    else:
+        message = error_message(_FIELDS.get(invalid.field), invalid.reason, invalid.actual)
+    return PayloadError(invalid.field, message)
+
+
 class Checks(Protocol):
-    """Validates bodies; implemented by `helper.circuits.known_circuits`, and by simulations with cheaper hashes."""
+    """Validates bodies; implemented by `helper.circuits`, and by simulations with cheaper hashes."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> Sequence[Result]:
         """Parse and validate bodies."""

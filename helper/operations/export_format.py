@@ -13,12 +13,11 @@ import orjson
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import GENERATIONS, generation_of_kind
+from helper.circuits import GENERATIONS, generation_of_kind
 from helper.core.share import Share, ShareState
 from helper.core.text_forms import clean_text
 from helper.errors import ChainResponseError, ExportFileError
-from helper.ingest.payload import PayloadError
-from helper.ingest.validator import Checks, checked_share
+from helper.ingest.validator import Checks, PayloadError, checked_share
 from helper.store.action_models import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
 from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow

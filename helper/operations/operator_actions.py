@@ -90,7 +90,7 @@ class OperatorActions:
     Args:
         rounds: the rounds of the running service, which processes the queue: shares that it has claimed stay as they
             are. None without a service: only the rounds that it recorded as closed are then closed.
-        share_checks: validates imported shares; `helper.circuits.known_circuits`.
+        share_checks: validates imported shares; `helper.circuits`.
         wake: called when shares may have become due.
         find_counted: finds imported messages that the chain has counted; None without a connection to the chain.
         on_rescan: called when blocks are to be read again.

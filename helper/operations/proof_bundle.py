@@ -23,7 +23,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import GENERATIONS, circuit_of_proof, get_generation
+from helper.circuits import GENERATIONS, circuit_of_proof, get_generation
 from helper.core.json_records import HEX_32, TX_HASH, first_error
 from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError

@@ -18,7 +18,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.known_circuits import circuit_of_proof
+from helper.circuits import circuit_of_proof
 from helper.core.json_records import HEX_32, first_error
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError

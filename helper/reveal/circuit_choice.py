@@ -16,8 +16,7 @@ import structlog
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage, is_counted, parse_reveal
-from helper.circuits.generation import is_newer_than_known
-from helper.circuits.known_circuits import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit
+from helper.circuits import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit, is_newer_than_known
 from helper.clock import Clock
 from helper.core.refusals import PauseCause, PauseReason, text_of
 from helper.errors import ChainError, ProverError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import orjson
 import structlog
 
-from helper.circuits.known_circuits import get_generation
+from helper.circuits import get_generation
 from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout

@@ -21,7 +21,7 @@ from typing import IO, Any
 import orjson
 
 import proofs
-from helper.circuits.known_circuits import get_generation
+from helper.circuits import get_generation
 from helper.runtime.process_security import harden_process
 
 Frame = dict[str, Any]

@@ -16,7 +16,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
-from helper.circuits.known_circuits import get_generation
+from helper.circuits import get_generation
 from helper.clock import Clock
 from helper.core.dispatch_order import ProofPace, last_attempt_time, rank_fraction, retry_time
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout

@@ -27,7 +27,7 @@ from helper.chain.node import Node
 from helper.chain.node_http import RequestProgress
 from helper.chain.node_pool import RESEND_SECONDS, NodePool, gather_limited
 from helper.chain.reveal_transaction import RevealMessage, shows_spent
-from helper.circuits.known_circuits import get_generation
+from helper.circuits import get_generation
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError

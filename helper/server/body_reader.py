@@ -10,7 +10,7 @@ from typing import Final
 from starlette.exceptions import HTTPException
 
 from helper.core.refusals import Situation, TemporaryRefusal
-from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
+from helper.ingest.validator import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 from helper.server.protocol import Request
 
 BODY_TIMEOUT_SECONDS: Final = 30.0

@@ -24,7 +24,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 import structlog
@@ -34,6 +34,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Message, Scope
+from typing_extensions import TypedDict
 
 from helper.clock import Clock
 from helper.core.refusals import (
@@ -47,7 +48,7 @@ from helper.core.refusals import (
     retry_after_of,
 )
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.payload import ErrorResponse, NoRouteResponse, PayloadError, ingress_receipt
+from helper.ingest.validator import PayloadError
 from helper.server import protocol
 from helper.server.protocol import TRACE_HEADER, Headers, RequestTrace
 
@@ -88,6 +89,34 @@ PEER_EXTENSION: Final = "peer"
 
 PlainHandler = Callable[[protocol.Request], Awaitable[protocol.Response]]
 """Answers a request, or raises an error that `error_response_to` knows."""
+
+
+class ErrorResponse(TypedDict):
+    """Body of every error response."""
+
+    status: Literal["error"]
+    error: str
+
+
+class BodyTimeoutDetails(TypedDict):
+    """Which attempt timed out: the value of its `X-Vote-Ingress-Attempt-V1`. Nothing of it was stored or sent."""
+
+    version: Literal[1]
+    code: Literal["request_body_timeout"]
+    dispatch: Literal["not_started"]
+    attempt: str
+
+
+class IngressReceipt(TypedDict):
+    """Receipt of a request whose body timed out. Wallets accept these fields only."""
+
+    error: BodyTimeoutDetails
+
+
+class NoRouteResponse(TypedDict):
+    """Body of the response if there is no such route or resource, by which wallets recognize that."""
+
+    error: str
 
 
 class JsonResponse(Response):
@@ -321,6 +350,11 @@ def route_error_response(path: str, status: int, message: str, headers: Mapping[
 def has_bare_error(path: str, status: int) -> bool:
     """Whether the body of an error response has only the field `error`."""
     return status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
+
+
+def ingress_receipt(attempt: str) -> IngressReceipt:
+    """The receipt of a request with this token."""
+    return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
 
 
 def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:

@@ -17,8 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from helper.core.refusals import retry_after_of
-from helper.ingest.payload import ErrorResponse, IngressReceipt, NoRouteResponse
-from helper.server.edge import TOKEN_HEADER, has_bare_error
+from helper.server.edge import TOKEN_HEADER, ErrorResponse, IngressReceipt, NoRouteResponse, has_bare_error
 
 COMMON_ERROR_STATUSES: Final = (400, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""

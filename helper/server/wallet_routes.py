@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
+from typing_extensions import TypedDict
 
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
-from helper.circuits.known_circuits import share_body_schema
+from helper.circuits import share_body_schema
 from helper.clock import Clock, SystemClock
 from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, find_refusal
+from helper.core.share import ShareState
+from helper.core.share_fields import HexField, error_message
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest import payload
 from helper.ingest.admission import AdmissionController, longest_wait
-from helper.ingest.payload import PayloadError
+from helper.ingest.validator import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server import protocol
 from helper.server.body_reader import BodyReader
@@ -54,6 +56,51 @@ _OUTCOMES_BY_STATUS: Final = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class AcceptedResponse(TypedDict):
+    """Response to an accepted share: queued now, or already known."""
+
+    status: Literal["queued", "duplicate"]
+
+
+class ShareStatusResponse(TypedDict):
+    """Whether a nullifier is confirmed on chain; an unknown share is also pending."""
+
+    status: Literal["pending", "confirmed"]
+
+
+class TreeResponse(TypedDict):
+    """The commitment tree of the newest active round, zeros if there is none."""
+
+    leaf_count: int
+    anchor_height: int
+
+
+class StatusResponse(TypedDict):
+    """Status of a helper that accepts shares; wallets request it before posting shares."""
+
+    status: Literal["ok"]
+    tree: TreeResponse
+
+
+class RoundCounts(TypedDict):
+    """Number of shares of a round, in total and by state.
+
+    `pending` shares are not confirmed yet: the sum of those that are due (`ready`), that wait (`not_yet_due`), and that
+    are being proven or were sent (`processing`).
+    """
+
+    total: int
+    pending: int
+    ready: int
+    not_yet_due: int
+    processing: int
+    submitted: int
+    failed: int
+
+
+PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.", allows_upper_case=True)
+
+
 @dataclass(frozen=True, slots=True)
 class WalletView:
     """The services that the wallet routes use.
@@ -80,25 +127,25 @@ class WalletView:
     count_outcome: Callable[[str], None] = lambda _: None
 
 
-_PATH_HEX: Final = payload.PATH_HEX_FIELD.schema()
+_PATH_HEX: Final = PATH_HEX_FIELD.schema()
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
-    payload.AcceptedResponse,
+    AcceptedResponse,
     body=share_body_schema(),
     refusals=(408, 413),
     authorized_role="wallets",
 )
 SHARE_STATUS: Final = Operation(
     "Whether a share is confirmed on chain; 202 if it is not.",
-    payload.ShareStatusResponse,
+    ShareStatusResponse,
     same_content_statuses=(202,),
     path={"round_id": _PATH_HEX, "nullifier": _PATH_HEX},
     refusals=(404,),
     authorized_role="wallets",
 )
-STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusResponse)
+STATUS: Final = Operation("Whether this helper accepts shares.", StatusResponse)
 QUEUE_STATUS: Final = Operation(
-    "Number of shares per round and state.", dict[str, payload.RoundCounts], authorized_role="wallets"
+    "Number of shares per round and state.", dict[str, RoundCounts], authorized_role="wallets"
 )
 
 QUEUE_SUMMARY: Final = Operation(
@@ -129,8 +176,8 @@ def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) 
     return accept
 
 
-_QUEUED: Final = plain_response(JsonResponse(payload.AcceptedResponse(status="queued")))
-_DUPLICATE: Final = plain_response(JsonResponse(payload.AcceptedResponse(status="duplicate")))
+_QUEUED: Final = plain_response(JsonResponse(AcceptedResponse(status="queued")))
+_DUPLICATE: Final = plain_response(JsonResponse(AcceptedResponse(status="duplicate")))
 
 
 def create_wallet_edge(
@@ -168,13 +215,13 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
         raise HTTPException(404)  # `share_handler` answers; this route describes it and refuses other methods
 
     async def share_status(request: Request) -> Response:
-        round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
-        nullifier = payload.parse_hex32("nullifier", request.path_params["nullifier"])
+        round_id = parse_hex32("round_id", request.path_params["round_id"])
+        nullifier = parse_hex32("nullifier", request.path_params["nullifier"])
         confirmed = await view.store.is_spent(round_id, nullifier)
         # A cache would keep a nullifier, and a later response would be that of an earlier time.
         # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
         return JsonResponse(
-            payload.ShareStatusResponse(status="confirmed" if confirmed else "pending"),
+            ShareStatusResponse(status="confirmed" if confirmed else "pending"),
             200 if confirmed else view.pending_status,
             {"Cache-Control": "no-store"},
         )
@@ -188,11 +235,11 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
     async def queue_status(_request: Request) -> Response:
         counts, ready = await view.store.count_shares(), await view.store.count_ready(now=view.clock.now())
-        return JsonResponse(payload.queue_status_body(counts, ready))
+        return JsonResponse(queue_status_body(counts, ready))
 
     async def queue_summary(request: Request) -> Response:
         assert view.queue_summaries is not None
-        round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
+        round_id = parse_hex32("round_id", request.path_params["round_id"])
         try:
             summary = view.queue_summaries.get(round_id)
         except InvalidRoundError:
@@ -229,7 +276,7 @@ def _classify_error(error: Exception) -> str:
     return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
 
 
-def _create_status(view: WalletView) -> payload.StatusResponse:
+def _create_status(view: WalletView) -> StatusResponse:
     """The status, with the tree of the newest active round or zeros."""
     rounds = view.rounds
     newest = max(
@@ -238,3 +285,42 @@ def _create_status(view: WalletView) -> payload.StatusResponse:
     anchor = None if newest is None else view.trees.anchor(newest.round_id)
     leaf_count, height = (anchor.size, anchor.height) if anchor else (0, 0)
     return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": height}}
+
+
+def parse_hex32(field: str, text: str) -> bytes:
+    """Parse 32 bytes in hex from a path.
+
+    Raises:
+        PayloadError: it is not 64 hex characters.
+    """
+    if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
+        raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))
+    return bytes.fromhex(text)
+
+
+def queue_status_body(
+    counts: Mapping[bytes, Mapping[ShareState, int]], ready: Mapping[bytes, int]
+) -> dict[str, RoundCounts]:
+    """Counts of each round, by round id in hex.
+
+    Args:
+        counts: number of shares by state and round.
+        ready: number of waiting shares that are due, by round; read separately, so it may differ slightly.
+    """
+    summary: dict[str, RoundCounts] = {}
+    for round_id, states in counts.items():
+        submitted = states.get(ShareState.CONFIRMED, 0)
+        failed = states.get(ShareState.FAILED, 0)
+        total = sum(states.values())
+        waiting = states.get(ShareState.WAITING, 0)
+        due = min(ready.get(round_id, 0), waiting)
+        summary[round_id.hex()] = {
+            "total": total,
+            "pending": total - submitted - failed,
+            "ready": due,
+            "not_yet_due": waiting - due,
+            "processing": total - submitted - failed - waiting,
+            "submitted": submitted,
+            "failed": failed,
+        }
+    return summary

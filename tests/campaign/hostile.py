@@ -48,7 +48,7 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.core.refusals import ATTEMPT_HEADER
-from helper.ingest.payload import invalid_share
+from helper.ingest.validator import invalid_share
 from tests.campaign import connection_floods, promise_check
 from tests.campaign.attack_clients import (
     BUSY,

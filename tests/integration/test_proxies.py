@@ -27,9 +27,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.core.refusals import ATTEMPT_HEADER
-from helper.ingest.payload import ingress_receipt
 from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import IDLE_SECONDS, ConnectionLimits
+from helper.server.edge import ingress_receipt
 from helper.server.gateway_routes import BODY_SECONDS, GatewayLimits
 from helper.server.listening import Server, bind_tcp
 from tests.support.fakes import wait_until

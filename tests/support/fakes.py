@@ -16,7 +16,7 @@ import httpx
 from helper.chain.chain_data import Anchor, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
-from helper.circuits.single_choice import create_sample_share
+from helper.circuits import create_sample_share
 from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded

@@ -15,13 +15,11 @@ from hashlib import sha256
 from typing import Any
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.circuits.generation import CircuitGeneration, Job, RevealFields
-from helper.circuits.known_circuits import GENERATIONS
+from helper.circuits import GENERATIONS, CircuitGeneration, Job, RevealFields
 from helper.core.share import Share
 from helper.core.share_fields import ArrayField, Base64Field, HexField, IntegerField, ObjectField
 from helper.errors import ShareRefused
-from helper.ingest.payload import PayloadError
-from helper.ingest.validator import CheckedShare, Result
+from helper.ingest.validator import CheckedShare, PayloadError, Result
 from helper.reveal.prover_worker import main
 from proofs import CircuitInfo
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
-from helper.circuits.generation import Job
-from helper.circuits.known_circuits import GENERATIONS
-from helper.circuits.single_choice import SingleChoiceGeneration
+from helper.circuits import GENERATIONS, Job, SingleChoiceGeneration
 from helper.reveal.prover_worker import main
 
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43

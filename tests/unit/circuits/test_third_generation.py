@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from helper import circuits
 from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import to_stored_round
-from helper.circuits import known_circuits
-from helper.circuits.known_circuits import GENERATIONS, circuit_for_version
+from helper.circuits import GENERATIONS, circuit_for_version
 from helper.cli import offline
 from helper.clock import SystemClock
 from helper.core.share import ShareState
@@ -57,7 +57,7 @@ def create_payload(**changes: Any) -> dict[str, Any]:
 
 
 def read_share(payload: dict[str, Any]) -> CheckedShare:
-    (result,) = known_circuits.read_shares([json.dumps(payload).encode()])
+    (result,) = circuits.read_shares([json.dumps(payload).encode()])
     return checked_share(result)
 
 
@@ -97,7 +97,7 @@ def create_client(pipeline: Pipeline) -> httpx.AsyncClient:
         store=pipeline.store,
         rounds=chain.registry,
         trees=chain.trees,
-        validator=ShareValidator(known_circuits),
+        validator=ShareValidator(circuits),
         clock=pipeline.clock,
         wake=pipeline.dispatcher.wake_if_due,
         get_pause_reason=lambda: None,
@@ -175,7 +175,7 @@ async def test_third_generation_invalid_share_is_refused(
 async def test_shares_of_both_kinds_in_one_batch_are_read_in_order() -> None:
     hidden = json.dumps(create_payload()).encode()
     single = create_body()
-    results = [checked_share(result) for result in known_circuits.read_shares([single, hidden, single])]
+    results = [checked_share(result) for result in circuits.read_shares([single, hidden, single])]
     assert [result.share.kind for result in results] == ["", "hidden-choice", ""]
 
 
@@ -186,7 +186,7 @@ def export_share(checked: CheckedShare) -> ExportedShare:
 async def test_third_generation_share_line_of_export_is_read_back() -> None:
     checked = read_share(create_payload())
     exported = export_share(checked)
-    assert parse_share_line(known_circuits, encode_share_line(exported)) == (exported, checked.nullifier)
+    assert parse_share_line(circuits, encode_share_line(exported)) == (exported, checked.nullifier)
 
 
 async def test_third_generation_share_is_imported_while_no_helper_runs(tmp_path: Path) -> None:

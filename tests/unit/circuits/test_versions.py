@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 
 import proofs
-from helper.circuits.generation import is_newer_than_known, parse_version
-from helper.circuits.known_circuits import GENERATIONS, circuit_for_version
+from helper.circuits import GENERATIONS, circuit_for_version, is_newer_than_known, parse_version
 from helper.config.sections import ProverSection
 
 

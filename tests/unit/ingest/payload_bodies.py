@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
+from helper.ingest.validator import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 from tests.unit.ingest.admission_fixtures import END, PAYLOADS, create_payload
 
 HOLE = "\ue000"

@@ -18,8 +18,7 @@ from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController, longest_wait
-from helper.ingest.payload import PayloadError
-from helper.ingest.validator import ShareValidator
+from helper.ingest.validator import PayloadError, ShareValidator
 from helper.store.models import EnqueueResult
 from proofs import InvalidShare, ProofsError
 from tests.support.payloads import share_body

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import proofs
 from helper.core.share import SHARE_FIELDS, SHARE_JSON, Share, ShareState, share_from_payload, share_to_payload
 from helper.core.share_fields import IntegerField, ShareField
-from helper.ingest.payload import PayloadError, invalid_share, parse_hex32, queue_status_body
-from helper.ingest.validator import checked_share
+from helper.ingest.validator import PayloadError, checked_share, invalid_share
+from helper.server.wallet_routes import parse_hex32, queue_status_body
 from tests.unit.ingest.admission_fixtures import PAYLOADS, ROUND_ID, parse_share
 
 NAMES = [field.json_name for field in SHARE_FIELDS]

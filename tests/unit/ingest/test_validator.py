@@ -17,8 +17,7 @@ import pytest
 import proofs
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
-from helper.ingest.payload import SMALL_BODY_BYTES, PayloadError, invalid_share
-from helper.ingest.validator import CheckedShare, ShareValidator
+from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, PayloadError, ShareValidator, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import PayloadMutator
 from tests.support.payloads import decode_share

@@ -13,7 +13,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from helper.core.refusals import Situation, TemporaryRefusal
-from helper.ingest import payload
+from helper.ingest import validator
 from helper.server.body_reader import BodyReader
 from helper.server.gateway_routes import BODY_SECONDS
 from helper.server.protocol import Request
@@ -52,12 +52,12 @@ async def test_body_reader_endless_body_is_refused() -> None:
     with pytest.raises(HTTPException) as caught:
         await BodyReader().read(source)
     assert (caught.value.status_code, caught.value.headers) == (413, {"Connection": "close"})
-    assert len(source.parts) == 1000 - payload.MAX_SHARE_BODY_BYTES // 65_536
+    assert len(source.parts) == 1000 - validator.MAX_SHARE_BODY_BYTES // 65_536
 
 
 async def test_body_reader_large_content_length_is_refused_unread() -> None:
     source = FakeRequest()
-    source.headers = [(b"content-length", b"%d" % (payload.MAX_SHARE_BODY_BYTES + 1))]
+    source.headers = [(b"content-length", b"%d" % (validator.MAX_SHARE_BODY_BYTES + 1))]
     with pytest.raises(HTTPException) as caught:
         await BodyReader().read(source)
     assert (caught.value.status_code, source.parts) == (413, [b""])
@@ -65,7 +65,7 @@ async def test_body_reader_large_content_length_is_refused_unread() -> None:
 
 async def test_body_reader_largest_body_is_read() -> None:
     wallets = WalletApp()
-    padding = payload.MAX_SHARE_BODY_BYTES - len(create_body())
+    padding = validator.MAX_SHARE_BODY_BYTES - len(create_body())
     async with wallets.create_client() as client:
         fits = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * padding + b"}")
         over = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (padding + 1) + b"}")

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from helper import circuits
 from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.circuits import known_circuits
 from helper.config.sections import Config
 from helper.observability.service_state import Check
 from helper.observability.stats import Stats
@@ -173,7 +173,7 @@ def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
         read_status=partial_state,
         run_checks=lambda: checks,
         stats=Stats(),
-        operations=OperatorActions(store=store, rounds=None, share_checks=known_circuits),
+        operations=OperatorActions(store=store, rounds=None, share_checks=circuits),
         tree_size=lambda _: 0,
     )
     return listeners

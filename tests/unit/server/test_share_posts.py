@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from helper.chain.chain_data import RoundStatus
 from helper.core.refusals import PauseCause
 from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
-from helper.ingest.payload import PayloadError
+from helper.ingest.validator import PayloadError
 from helper.server.edge import Edge
 from helper.server.listening import Server
 from helper.server.protocol import Request, Response

@@ -21,8 +21,7 @@ from devnet.clients.responses import (
     is_ready,
     is_receipt,
 )
-from helper.ingest.payload import ingress_receipt
-from helper.server.edge import JsonResponse
+from helper.server.edge import JsonResponse, ingress_receipt
 
 TOKEN = "0123456789abcdef" * 4
 RECEIPT = {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": TOKEN}}
