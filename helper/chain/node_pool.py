@@ -58,18 +58,28 @@ def create_nodes(
         ConfigError: a URL is invalid, or two are those of one node, which would confirm its own reports.
     """
     nodes: list[Node] = []
-    paths, is_adaptive = dict[str, list[str]](), len(addresses) > 1
+    rest_paths, rpc_paths = dict[str, list[str]](), dict[str, list[str]]()
+    is_adaptive = len(addresses) > 1
     for url, rpc_url in addresses:
         client = ChainClient(url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
-        at_host, path = paths.setdefault(client.name, []), httpx.URL(url).path.rstrip("/")
-        if path in at_host:
-            raise ConfigError(f"[chain] endpoints lists a node twice: {client.name}")
-        at_host.append(path)
-        if len(at_host) > 1:
-            client.name += f"#{len(at_host)}"
-        rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive) if rpc_url else None
+        number = _count_at_host(rest_paths.setdefault(client.name, []), url, f"[chain] endpoints, {client.name}")
+        if number > 1:
+            client.name += f"#{number}"
+        rpc = None
+        if rpc_url:
+            rpc = RpcClient(rpc_url, timeout=timeout, transport=transport, is_adaptive=is_adaptive)
+            _count_at_host(rpc_paths.setdefault(rpc.name, []), rpc_url, f"[chain] rpc, {rpc.name}")
         nodes.append(Node(client, rpc))
     return nodes
+
+
+def _count_at_host(paths: list[str], url: str, place: str) -> int:
+    """Add a URL's path to those of the same host. Returns their number."""
+    path = httpx.URL(url).path.rstrip("/")
+    if path in paths:
+        raise ConfigError(f"a node is listed twice: {place}")
+    paths.append(path)
+    return len(paths)
 
 
 def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None = None) -> NodePool:

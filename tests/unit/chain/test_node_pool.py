@@ -57,6 +57,8 @@ def test_nodes_at_one_host_have_different_names() -> None:
 def test_one_node_cannot_be_listed_twice_to_confirm_its_reports(again: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.example:80"):
         create_nodes([("http://a.example", ""), (again, "")])
+    with pytest.raises(ConfigError, match=r"rpc, a\.example:80"):
+        create_nodes([("http://b.example", "http://a.example"), ("http://c.example", again)])
 
 
 async def test_height_is_pruned_only_if_each_of_two_nodes_at_one_host_says_so() -> None:
