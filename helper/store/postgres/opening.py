@@ -59,8 +59,8 @@ _SET_SYNCHRONOUS_COMMIT: Final = b"""
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
   WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"""
 """Sets it for the session, so that a later change of the server's or the role's default has no effect."""
-_NAME_LOCK_SECONDS: Final = 1
-"""Lock timeout for the host name."""
+_LOCK_SECONDS: Final = 1
+"""Time limit for a lock of a host that starts."""
 
 Connection = psycopg.Connection[Row]
 
@@ -192,7 +192,7 @@ def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
     Raises:
         StoreLocked: another process has locked it.
     """
-    conn.execute(f"SET lock_timeout = '{_NAME_LOCK_SECONDS}s'")
+    conn.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
     try:
         name = (settings.schema, settings.host)
         conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
@@ -229,10 +229,16 @@ def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
         StoreLocked: the queue is being copied.
     """
     conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
-    if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,)).fetchone() != (True,):
+    # The end of a transaction releases its locks one after the other: a host that has just upgraded the schema may
+    # still have the exclusive lock.
+    conn.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+    try:
+        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,))
+    except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
             "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
-        )
+        ) from None
+    conn.execute("SET LOCAL lock_timeout TO DEFAULT")
     if settings.proves:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('prover'))", (settings.schema,))
 

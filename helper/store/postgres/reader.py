@@ -63,8 +63,10 @@ class PostgresReader:
         )
         try:
             await pool.open(wait=True, timeout=self._settings.connect_seconds)
-        except PoolTimeout as error:
-            await pool.close()
+        except BaseException as error:
+            await pool.close()  # its tasks ignore cancellation, so without this the event loop would not end
+            if not isinstance(error, PoolTimeout):
+                raise
             raise StoreUnreachable(
                 "the database is unreachable: no further connection could be opened",
                 advice=f"Check the log of the server. {CONNECTIONS_ADVICE}",

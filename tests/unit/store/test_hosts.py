@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import count, product
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import psycopg
 import pytest
@@ -1210,6 +1211,32 @@ async def test_hosts_that_start_together_upgrade_the_schema_once(
         await asyncio.to_thread(wait_for_lock_waiter, backend, 2)
     await starts
     assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
+
+
+async def test_host_waits_for_the_lock_of_an_upgrade_that_has_just_ended(
+    backend: PostgresBackend, join_host: JoinHost
+) -> None:
+    await (await join_host("one")).close()
+    with backend.connect() as conn:
+        conn.execute("SELECT pg_advisory_lock(hashtext(%s), 3)", (backend.schema,))
+        start = asyncio.ensure_future(join_host("two"))
+        await asyncio.to_thread(wait_for_lock_waiter, backend)
+    await start
+
+
+async def test_cancelled_start_ends_the_tasks_of_the_readers(backend: PostgresBackend, clock: FakeClock) -> None:
+    """Otherwise a service that is stopped while it starts would not end: these tasks ignore cancellation."""
+
+    def find_readers() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name().startswith("store-readers")]
+
+    start = asyncio.ensure_future(backend.create_store(clock).open())
+    while not find_readers():
+        await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not find_readers()
 
 
 async def test_witness_never_reaches_server_disk_in_plain(
