@@ -13,6 +13,7 @@ import os
 import secrets
 import sqlite3
 import stat
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -111,10 +112,13 @@ class AdminStore:
             StoreError: it cannot be opened.
         """
         try:
-            # Connect before aiosqlite starts its thread, because it does not join the thread if connecting fails.
-            conn = await asyncio.to_thread(_connect, self._path)
-            self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
-            await self._prepare(self._conn)
+            async with AsyncExitStack() as after_failure:  # after a cancellation too: the thread would not end
+                after_failure.push_async_callback(self.close)
+                # Connect before aiosqlite starts its thread, because it does not join the thread if connecting fails.
+                conn = await asyncio.to_thread(_connect, self._path)
+                self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
+                await self._prepare(self._conn)
+                after_failure.pop_all()
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise _not_a_file(self._path) from error
@@ -123,11 +127,7 @@ class AdminStore:
                 advice="Create the directory of [admin] db_path, and make it writable by the service's user.",
             ) from error
         except sqlite3.DatabaseError as error:
-            await self.close()
             raise StoreCorrupt(f"{self._path} is damaged: {error}", advice=_DAMAGED_ADVICE) from error
-        except StoreError:
-            await self.close()
-            raise
 
     async def close(self) -> None:
         """Close the file."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from admin import admin_database
 from admin.admin_database import AdminStore
 from helper.errors import StoreForeign
+from tests.support.fakes import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.rule("R16")
 
@@ -84,3 +88,21 @@ async def test_open_of_readable_file_sets_mode_0600(tmp_path: Path) -> None:
     path.chmod(0o644)
     await open_store(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_cancelled_open_ends_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a service that is stopped while it starts would not end: Python waits for this thread."""
+
+    async def cancel(*_arguments: Any) -> None:
+        opening.cancel()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(admin_database, "_fetch_one", cancel)
+    before = set(threading.enumerate())
+    opening = asyncio.ensure_future(AdminStore(tmp_path / "admin.db").open())
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    for thread in set(threading.enumerate()) - before:
+        if "asyncio" not in thread.name:  # the loop's own threads end with it
+            thread.join(TIMEOUT_SECONDS)
+            assert not thread.is_alive()
