@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Final
 
@@ -187,21 +187,31 @@ def _refuse_parameter_logging(conn: Connection) -> None:
 def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
     """Lock this host's name for the lifetime of the connection.
 
-    Waits briefly, because the server may detect the end of a previous connection late.
-
     Raises:
         StoreLocked: another process has locked it.
     """
+    refusal = StoreLocked(
+        f"another process uses this database under the name {settings.host!r}",
+        advice="Configure a different name on each host. If no other host has it, the server still runs the last "
+        "statement of a process that was killed, and waits for a lock or a standby: see pg_stat_activity.",
+    )
+    name = (settings.schema, settings.host)
+    with _waiting_briefly(conn, refusal):
+        conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
+
+
+@contextmanager
+def _waiting_briefly(conn: Connection, refusal: StoreLocked) -> Iterator[None]:
+    """Limit the wait for a lock, and raise the refusal if another host keeps it.
+
+    A lock may be free a moment later: the server notices late that a connection has ended, and the end of a transaction
+    releases its locks one after the other.
+    """
     conn.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
     try:
-        name = (settings.schema, settings.host)
-        conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
+        yield
     except psycopg.errors.LockNotAvailable:
-        raise StoreLocked(
-            f"another process uses this database under the name {settings.host!r}",
-            advice="Configure a different name on each host. If no other host has it, the server still runs the last "
-            "statement of a process that was killed, and waits for a lock or a standby: see pg_stat_activity.",
-        ) from None
+        raise refusal from None
     conn.execute("RESET lock_timeout")
 
 
@@ -229,16 +239,11 @@ def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
         StoreLocked: the queue is being copied.
     """
     conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
-    # The end of a transaction releases its locks one after the other: a host that has just upgraded the schema may
-    # still have the exclusive lock.
-    conn.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
-    try:
+    refusal = StoreLocked(
+        "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
+    )
+    with _waiting_briefly(conn, refusal):
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,))
-    except psycopg.errors.LockNotAvailable:
-        raise StoreLocked(
-            "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
-        ) from None
-    conn.execute("SET LOCAL lock_timeout TO DEFAULT")
     if settings.proves:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('prover'))", (settings.schema,))
 
@@ -354,12 +359,13 @@ def _migrate(conn: Connection, settings: ConnectionSettings) -> None:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
     latest, version = _latest_version(), _read_version(conn, settings)
-    try_lock = "SELECT pg_try_advisory_xact_lock(hashtext(%s), 3)"  # of all hosts, as a copy does
-    if 0 < version < latest and conn.execute(try_lock, (settings.schema,)).fetchone() != (True,):
-        raise StoreLocked(
+    if 0 < version < latest:
+        refusal = StoreLocked(
             f"the schema {settings.schema} must be upgraded, and hosts of an older version use it",
             advice="Stop all hosts, back up the queue, and start all of them with this version; see docs/cluster.md.",
         )
+        with _waiting_briefly(conn, refusal):  # for the lock of all hosts, as a copy does
+            conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 3)", (settings.schema,))
     for step in migrations()[max(0, version - FIRST_VERSION + 1) :]:
         conn.execute(step.encode())
     conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (latest, latest))

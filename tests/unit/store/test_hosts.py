@@ -1224,6 +1224,19 @@ async def test_host_waits_for_the_lock_of_an_upgrade_that_has_just_ended(
     await start
 
 
+async def test_upgrade_waits_for_the_lock_of_a_host_that_has_just_ended(
+    backend: PostgresBackend, join_host: JoinHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await join_host("one")).close()
+    steps = (*opening.migrations(), "ALTER TABLE rounds ADD COLUMN more BIGINT;")
+    monkeypatch.setattr(opening, "migrations", lambda: steps)
+    with backend.connect() as conn:
+        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), 3)", (backend.schema,))
+        start = asyncio.ensure_future(join_host("one"))
+        await asyncio.to_thread(wait_for_lock_waiter, backend)
+    await start
+
+
 async def test_cancelled_start_ends_the_tasks_of_the_readers(backend: PostgresBackend, clock: FakeClock) -> None:
     """Otherwise a service that is stopped while it starts would not end: these tasks ignore cancellation."""
 
