@@ -78,8 +78,9 @@ class BodyReader:
         lengths = [value for name, value in request.headers if name == b"content-length"]
         if any(length.isdigit() and int(length[:20]) > self._max_bytes for length in lengths):
             raise self._too_large()
-        # One buffer instead of a list: freed pieces of 16 KiB would stay in the heap, between smaller objects.
-        buffer = bytearray()
+        # One buffer instead of a list: freed pieces of 16 KiB would stay in the heap, between smaller objects. The
+        # first part is not copied: thousands of clients may stall behind it, and each would be in memory twice.
+        buffer: bytes | bytearray = b""
         size = 0
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout_seconds
@@ -96,14 +97,20 @@ class BodyReader:
                             raise self._too_large()
                         if size > self._uncounted_bytes and self._buffered > self._budget:
                             raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS, headers=CLOSE_HEADERS)
-                        buffer += chunk
+                        if not buffer:
+                            buffer = chunk
+                        elif chunk:
+                            if isinstance(buffer, bytes):
+                                buffer = bytearray(buffer)
+                            buffer += chunk
+                        del chunk  # it would be held until the next one comes
                         if size >= expected_size:
                             expected_size, stall_seconds = self._next_target(size)
                             deadline.reschedule(min(ends_at, loop.time() + stall_seconds))
             except TimeoutError:
                 raise TemporaryRefusal(Situation.SLOW_BODY, headers=CLOSE_HEADERS) from None
             body = bytes(buffer)
-            buffer.clear()
+            buffer = b""
             yield body
         finally:
             self._buffered -= self._counted_bytes(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -78,6 +79,30 @@ async def test_body_reader_counts_each_byte_of_a_body_without_a_length() -> None
     assert await reader.read(FakeRequest(b"x" * 9, b"x")) == b"x" * 10
     with pytest.raises(HTTPException, match="larger than 10 bytes"):
         await reader.read(FakeRequest(b"x" * 10, b"x"))
+
+
+async def test_body_reader_holds_an_incomplete_body_once() -> None:
+    reader, count, size = BodyReader(), 50, validator.SMALL_BODY_BYTES - 100
+
+    class StalledRequest(FakeRequest):
+        async def receive(self) -> tuple[bytes, bool]:
+            if not self.parts:
+                await asyncio.Event().wait()
+            self.parts.clear()
+            return bytes(size), True
+
+    tracemalloc.start()
+    try:
+        reads = [asyncio.create_task(reader.read(StalledRequest())) for _ in range(count)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        held = tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+    for read in reads:
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    assert held <= 1.5 * size, "4,000 clients that stall after 16 KiB would hold 128 MB"
 
 
 Arrival = tuple[float, int]
