@@ -110,6 +110,7 @@ class ConnectionProgress(ABC):
         started_at: time of the connection, of the start of the request, or of the latest response; event loop time.
         pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
         is_idle: whether the client has received a response and has sent nothing since.
+        is_served: whether the client has received a response before.
         is_proxy: whether the connection is a proxy's. It is closed last while it is idle, because a request that the
             proxy sends at that moment would be lost; it looks idle too while a client of the proxy reads nothing.
     """
@@ -117,6 +118,7 @@ class ConnectionProgress(ABC):
     started_at = 0.0
     pending_bytes = 0
     is_idle = False
+    is_served = False
     is_proxy = False
 
     @property
@@ -164,7 +166,9 @@ class ConnectionEvictor:
     def make_room(self, excess: int, now: float) -> bool:
         """Close the slowest connections, as many as necessary and some for the next ones.
 
-        Idle ones are closed first, those of proxies last.
+        Idle ones are closed first, those of proxies last. If none is slow, those that were served before give way, the
+        one whose request began first: otherwise clients that always have a request of less than `eviction_seconds` in
+        progress could keep all places forever.
 
         Args:
             excess: number of open connections above the limit, with the new one, which is not among them yet.
@@ -180,7 +184,8 @@ class ConnectionEvictor:
         missing = excess - len(self._closing)  # a connection ends only some time after its close
         if missing > 0 and now >= self._next_scan_at:
             self._next_scan_at = now + _SCAN_SECONDS
-            for connection in self._find_slowest(missing + int(len(self._connections) * _CLOSED_FRACTION), now):
+            count = missing + int(len(self._connections) * _CLOSED_FRACTION)
+            for connection in self._find_slowest(count, now) or self._find_served(count):
                 self._close(connection)
         return excess <= len(self._closing)
 
@@ -191,6 +196,14 @@ class ConnectionEvictor:
             return connection.is_idle and connection.is_proxy, not connection.is_idle, rate, connection.started_at
 
         return heapq.nsmallest(count, (each for each in self._connections if self._is_slow(each, now)), key=slowness)
+
+    def _find_served(self, count: int) -> list[ConnectionProgress]:
+        served = (
+            each
+            for each in self._connections
+            if each.is_served and not each.is_idle and each not in self._closing and each.is_evictable()
+        )
+        return heapq.nsmallest(count, served, key=lambda each: each.started_at)
 
     def _is_slow(self, connection: ConnectionProgress, now: float) -> bool:
         if connection in self._closing:

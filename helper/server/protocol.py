@@ -45,9 +45,10 @@ and sizes below are the defaults. A connection is closed
 | LINGERING  | the client closes; after `DRAIN_SECONDS` (1 s) or `DRAIN_BYTES`      | the refusal that began it   |
 
 A connection is evicted for others when there are too many of them, or their incomplete requests take too much memory:
-the slowest first, never within `eviction_seconds` (4 s; idle ones 1 s) for the former, and none whose complete request
-is being answered. The time of a body has no other limit here: handlers that read one have a `BodyReader`, whose refusal
-of a slow one (503, or 408 to an attempt) says close. "An attempt" is a request with `ATTEMPT_HEADER`.
+the slowest first, and none whose complete request is being answered. For the former, none is evicted within
+`eviction_seconds` (4 s; idle ones 1 s), except after its first response if there is no other. The time of a body has no
+other limit here: handlers that read one have a `BodyReader`, whose refusal of a slow one (503, or 408 to an attempt)
+says close. "An attempt" is a request with `ATTEMPT_HEADER`.
 
 A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
 `Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
@@ -770,7 +771,8 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self._close()
             return False
         self.move(State.IDLE)
-        self.is_idle, self.started_at = True, self._loop.time()
+        self.is_idle = self.is_served = True
+        self.started_at = self._loop.time()
         self._set_deadline(self.started_at + self.listener.limits.keep_alive_seconds)
         self.adjust_reading()
         return True

@@ -79,6 +79,19 @@ def test_make_room_spares_new_and_answered_connections() -> None:
     assert connections.evicted == []
 
 
+def test_make_room_without_slow_connection_closes_earliest_request_of_served_ones() -> None:
+    connections = Connections()
+    for name, began in (("later", 9.5), ("earlier", 9), ("answered", 8), ("idle", 9.9), ("new", 8)):
+        connections.open(name, began).is_served = name != "new"
+    connections.progress["answered"].is_answered = True
+    connections.progress["idle"].is_idle = True
+    assert connections.evictor.make_room(1, 10)
+    assert connections.evicted == ["earlier"]
+    connections.open("slow", 5).is_served = True
+    assert connections.evictor.make_room(2, 10.1)
+    assert connections.evicted == ["earlier", "slow"]
+
+
 def test_make_room_closes_idle_connection_of_proxy_last() -> None:
     connections = Connections()
     for name in ("earlier", "later", "busy"):

@@ -14,6 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -114,6 +115,22 @@ async def test_connections_full_closes_idle_before_slow_and_idle_of_proxy() -> N
         assert await slow.request(b"o" * 1999) == b"o" * 2000
         assert await proxy.request() == b"hello"
         for client in (slow, proxy, newest):
+            client.writer.close()
+
+
+async def test_connections_full_of_clients_that_always_begin_a_request_serves_new_connection(
+    received_bytes: Callable[[], int],
+) -> None:
+    async with run_server(replace(FEW_CONNECTIONS, eviction_seconds=60), Counter()) as port:
+        holders = [await RawClient.connect(port) for _ in range(2)]
+        for holder in holders:
+            before = received_bytes()
+            assert await holder.request(HELLO_REQUEST + PARTIAL_HEAD) == b"hello"
+            await wait_until(partial(lambda size: received_bytes() > size, before))
+        newest = await RawClient.connect(port)
+        assert await newest.request() == b"hello"
+        assert parse_error(await holders[0].read_rest())[0] == 503
+        for client in (holders[1], newest):
             client.writer.close()
 
 
