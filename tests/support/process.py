@@ -19,6 +19,7 @@ from tests.support.tasks import poll
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_FREE_PORT = 15_000
 """Above the default ports of the service and of the programs that tests start."""
+_taken_ports = contextlib.ExitStack()
 TIMEOUT_SECONDS = 60.0
 """Default timeout of a wait, in seconds."""
 
@@ -112,15 +113,17 @@ class ChildProcess:
 def find_free_port(count: int = 1) -> int:
     """Return the first of consecutive free ports, for services that listen later or restart at the same address.
 
-    The kernel takes no port below its range of local ports for an outgoing connection, so no other test can get one
-    before the service listens.
+    The kernel takes no port below its range of local ports for an outgoing connection, and other processes of tests get
+    none that this process has got: their names, as unix sockets, are in use until it ends.
     """
     end = int(LOCAL_PORT_RANGE.read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(LOWEST_FREE_PORT, end - count)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
-            for number in range(count):
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes, contextlib.ExitStack() as names:
+            for number in range(port, port + count):
+                names.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0svote-helper-test-port-{number}")
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            _taken_ports.push(names.pop_all())
             return port
 
 
