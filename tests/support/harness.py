@@ -116,7 +116,15 @@ class HelperProcess(ChildProcess):
         return facts
 
     async def worker_pids(self) -> list[int]:
-        return [int(pid) for pid in (await self.service_stats())["provers"]["pids"]]
+        """Return the process ids of all provers. The helper is ready before it has started the last one."""
+        provers: dict[str, Any] = {}
+
+        def have_started(facts: dict[str, Any]) -> bool:
+            provers.update(facts["provers"])
+            return bool(len(provers["pids"]) == provers["workers"])
+
+        await self.wait_until("has started all provers", have_started)
+        return list(provers["pids"])
 
     async def wait_until(self, description: str, condition: Callable[[dict[str, Any]], object]) -> None:
         async with self.timeout(description):
