@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from devnet import ballot
+from tests.integration.test_export_import import suspend_processes
 from tests.support.devnet import DevChain
 from tests.support.harness import cast_vote, run_helper
 from tests.support.process import wait_until_gone
-
-SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
 
 
 @pytest.mark.rule("R9", "R11")
 async def test_sigterm_during_work_shuts_down_and_loses_no_share(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with run_helper(tmp_path, http, chain, env=SLOW_PROVER_ENV) as helper:
+    async with run_helper(tmp_path, http, chain) as helper:
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until("is processing", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
-        workers = await helper.worker_pids()
-        assert workers
-        assert await helper.stop() == 0
-        await wait_until_gone(workers, 1)
+        async with helper.create_wallet() as wallet:
+            sealed = await wallet.seal_ballot(round_id, 1, 1)
+            position = await wallet.cast_ballot(sealed)
+            await helper.wait_for_leaf(round_id, position)
+            await chain.set_faults(halt_chain=True)
+            post = partial(wallet.post_shares, sealed, position, times=ballot.immediate_times())
+            sent = await post(indices=range(8))
+            await helper.wait_until("has sent them", lambda facts: facts["counts"].get("broadcast", 0) >= 8)
+            workers = await helper.worker_pids()
+            assert workers
+            with suspend_processes(workers):
+                unproven = await post(indices=range(8, 16))
+                await helper.wait_until("is processing", lambda facts: facts["in_hand"])
+                assert await helper.stop() == 0
+                await wait_until_gone(workers, 1)
         alive = helper.query_rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
-        (tombstones,) = helper.query_rows("SELECT count(*) FROM tombstones")[0]
-        assert alive[0][0] + tombstones == 16
-        assert alive[0][0] > 0, "the service was stopped during its work"
-        assert alive[0][1:] == (0, 0)
+        assert alive == [(16, 0, 0)], "the service was stopped during its work"
+        await chain.set_faults(halt_chain=False)
         await helper.start()
         await helper.wait_until_ready()
-        await helper.wait_until_confirmed(vote)
-        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
+        for vote in (sent, unproven):
+            await helper.wait_until_confirmed(vote)
+        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}
         assert (await helper.service_counts()).get("failures", 0) == 0
 
 
 async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
-    async with run_helper(tmp_path, http, chain, env={"STANDIN_SECONDS": "30"}) as helper:
+    async with run_helper(tmp_path, http, chain, env={"STANDIN_SECONDS": "3600"}) as helper:
         round_id = await chain.open_round()
         await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
         await helper.wait_until("is processing", lambda facts: facts["in_hand"])
