@@ -38,7 +38,7 @@ async def test_restored_copy_is_refused_until_original_stops(
         await original.start()
         await original.wait_until("is ready", lambda facts: facts["ready"])
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, original, round_id, times=ballot.same_second_times(unix_time_in(60)))
+        vote = await cast_vote(chain, original, round_id, times=ballot.same_second_times(unix_time_in(1800)))
         assert await original.stop() == 0
         shutil.copy(original.db, copy.db)
         await original.start()
