@@ -19,7 +19,7 @@ from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path, era: str) -> None:
     flags = ("--stand-in-proofs", *era_flags(era))
     async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM) as (chain, helper):
-        round_id = await chain.open_round(seconds=45)
+        round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         later = unix_time_in(2)
         timed = await cast_vote(chain, helper, round_id, decision=1, times=ballot.same_second_times(later))
@@ -48,9 +48,9 @@ async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path, era: str
 
 
 async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], int]:
-    """Advance the chain to the round's end. Returns the published results."""
-    await chain.post("/devnet/mine", {"blocks": 1, "advance_seconds": 60})
-    await chain.mine(5)
+    """End the round. Returns the published results."""
+    await chain.post("/devnet/rounds/end", {"round_id": round_id.hex()})
+    await chain.mine(6)
     response = await chain.get(f"/shielded-vote/v1/tally-results/{round_id.hex()}")
     return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in response["results"]}
 
@@ -62,21 +62,17 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
     async with run_helper(tmp_path, http, chain) as helper:
         round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
-        due = unix_time_in(8)  # later than the repeated posts on a busy machine
-        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(due))
-        bodies = [ballot.post_body(vote.ballot, share, vote.position, due + 60) for share in vote.ballot.shares]
+        due = unix_time_in(1800)
+        waiting = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(due))
         before = await helper.operator_get("/queue")
-        for body in bodies:
-            assert (await helper.post_share(body)).json() == {"status": "duplicate"}
-        assert await helper.operator_get("/queue") == before
         assert {share["submit_at"] for share in before["shares"]} == {due}
-        await helper.wait_until_confirmed(vote)
-        for body in bodies:
-            response = await helper.post_share(body)
-            assert (response.status_code, response.json()) == (200, {"status": "duplicate"})
-        assert (
-            find_leaks(await chain.request_log(), sensitive_values([vote], await chain.transaction_hashes(round_id)))
-            == []
-        )
-        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
-        assert (await helper.operator_get("/queue"))["shares"] == []
+        revealed = await cast_vote(chain, helper, round_id, proposal=2)
+        await helper.wait_until_confirmed(revealed)
+        for vote in (waiting, revealed):
+            for share in vote.ballot.shares:
+                response = await helper.post_share(ballot.post_body(vote.ballot, share, vote.position, due + 60))
+                assert (response.status_code, response.json()) == (200, {"status": "duplicate"})
+        assert await helper.operator_get("/queue") == before
+        secret = sensitive_values([waiting, revealed], await chain.transaction_hashes(round_id))
+        assert find_leaks(await chain.request_log(), secret) == []
+        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in revealed.shares}
