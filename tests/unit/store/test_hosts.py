@@ -633,14 +633,12 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
 async def test_read_replaces_all_lost_connections(join_host: JoinHost, backend: PostgresBackend) -> None:
     host = await join_host("one")
     await enqueue_shares(host, 1)
-    pids = {
-        tuple(await read)
-        for read in [
-            asyncio.create_task(host._reader.run(b"SELECT pg_backend_pid(), pg_sleep(0.2)::text"))
-            for _ in range(CONNECTIONS)
-        ]
-    }
-    assert len(pids) == CONNECTIONS
+    waiting_read = b"SELECT pg_backend_pid(), pg_advisory_xact_lock_shared(1)::text"
+    with backend.connect() as conn:
+        conn.execute("SELECT pg_advisory_lock(1)")
+        reads = [asyncio.create_task(host._reader.run(waiting_read)) for _ in range(CONNECTIONS)]
+        await asyncio.to_thread(wait_for_lock_waiter, backend, CONNECTIONS)
+    assert len({tuple(await read) for read in reads}) == CONNECTIONS
 
     backend.execute("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'one'")
 
@@ -729,7 +727,7 @@ async def test_unreachable_server_is_not_reported_as_stalled_transaction(
     def time_out(_: object) -> None:
         faults.append(host_a.write_error)
         clock.advance(writer.STALLED_SECONDS + 1)
-        is_seen.wait()
+        is_seen.wait(TIMEOUT_SECONDS)
         raise psycopg.OperationalError("connection timeout expired")
 
     def record_and_roll_back(self: PostgresWriter) -> None:
