@@ -206,6 +206,7 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
         with pytest.raises(ProverTimeout):
             await make_proof(pool, prover_worker.PROPOSAL_HANGS)
         await wait_until_exited(pid)
+        pool._timeout = 60.0
         assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
 
 
