@@ -86,10 +86,10 @@ class ScenarioResult:
 async def run_scenario(scenario: Scenario) -> ScenarioResult:
     wallets, counts = WalletApp(), Counter[str]()
     scenario.prepare(wallets)
-    settings = {"token": "", "budget": 64 << 20, **scenario.settings}
+    settings = {"token": "", "budget": 64 << 20, "body_seconds": PATIENCE_SECONDS, **scenario.settings}
     refusals = Counter[int]()
     view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
-    bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"])
+    bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=settings["body_seconds"], budget=settings["budget"])
     edge = create_wallet_edge(view, api_token=settings["token"], body_reader=bodies, refusals=refusals)
     with capture_logs() as logs:
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(Server(edge)) as port:
