@@ -255,11 +255,13 @@ def test_proxy_waits_longer_than_the_helper(file: str, setting: str, seconds: fl
 
 @pytest.mark.parametrize("name", PROXIES)
 async def test_proxy_returns_the_receipt_of_a_slow_body(name: str, tmp_path: Path) -> None:
+    refusals = Counter[int]()
+
     async def stall() -> AsyncIterator[bytes]:
         yield b"[" * 100
-        await asyncio.sleep(0.6)  # the client reads the response after it has sent the body
+        await wait_until(lambda: refusals[408])  # the client reads the response after it has sent the body
 
-    wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.2))
+    wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.2), refusals=refusals)
     headers = {ATTEMPT_HEADER: "0f" * 32}
     async with serve_on_socket(wallets) as port, run_proxy(name, tmp_path, port) as client:
         response = await client.post(SHARES_PATH, content=stall(), headers=headers)
