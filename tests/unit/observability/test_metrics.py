@@ -415,7 +415,6 @@ async def test_overview_reads_only_what_it_shows(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.observability.queue_snapshot.STORE_TIMEOUT_SECONDS", 0.01)
     store = FakeStore()
     observer = QueueObserver(
         store, cast(RoundRegistry, FakeRounds()), lambda: partial_state(**FACTS), clock=FakeClock(now=8.0)
@@ -427,5 +426,6 @@ async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytes
     store.error = StoreError("the disk is gone")
     helper = await observer.read_for_scrape()
     assert (helper.queue, helper.service and helper.service.ready) == (None, True)
+    monkeypatch.setattr("helper.observability.queue_snapshot.STORE_TIMEOUT_SECONDS", 0.01)
     store.is_hanging = True
     assert (await observer.read_for_scrape()).queue is None
