@@ -35,7 +35,6 @@ from tests.support.process import ChildProcess, child_pids
 from tests.tor.tor_network import TOR, TOR_GENCERT, TorNetwork, TorProcess
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (shutil.which(TOR) and shutil.which(TOR_GENCERT)), reason="needs tor (Debian: apt install tor)"
     ),
