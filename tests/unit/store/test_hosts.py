@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import count, product
 from pathlib import Path
 from secrets import token_hex
@@ -95,19 +95,17 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 async def join_host(backend: PostgresBackend, clock: FakeClock) -> AsyncIterator[JoinHost]:
-    """Opens the store of a host with this name."""
-    stores: list[PostgresStore] = []
+    """Opens the store of a host with this name. At the end all are closed, even if closing one fails."""
+    async with AsyncExitStack() as stores:
 
-    async def open_host(host: str) -> PostgresStore:
-        # Long enough that no lease expires on a busy machine; tests expire them by hand.
-        store_ = backend.create_store(clock, host=host, lease=600)
-        await store_.open()
-        stores.append(store_)
-        return store_
+        async def open_host(host: str) -> PostgresStore:
+            # Long enough that no lease expires on a busy machine; tests expire them by hand.
+            store_ = backend.create_store(clock, host=host, lease=600)
+            await store_.open()
+            stores.push_async_callback(store_.close)
+            return store_
 
-    yield open_host
-    for store_ in stores:
-        await store_.close()
+        yield open_host
 
 
 def wait_for_lock_waiter(backend: PostgresBackend, hosts: int = 1) -> None:
