@@ -59,7 +59,11 @@ class ChildProcess:
 
     async def start(self, **env: str) -> None:
         self.spawn(**env)
-        await self.wait_until_listening()
+        try:
+            await self.wait_until_listening()
+        except BaseException:
+            await self.kill()
+            raise
 
     async def wait_until_listening(self) -> None:
         async with self.timeout("listens"):
