@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from admin.config_refresh import ConfigFetcher
-from admin.published_config import parse_config, parse_static
+from admin.published_config import PublishedConfig, parse_config, parse_static
 from helper.doctor import CheckResult, Level
-from helper.doctor.publication import check_voting_config, evaluate_voting_config
+from helper.doctor.publication import MAX_SECONDS, check_voting_config, evaluate_voting_config
 from tests.conftest import RECORDED
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ async def check(
 
     async def query_chain_keys() -> Mapping[bytes, bytes]:
         if chain_keys is None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return chain_keys or {}
 
     async def resolve(_host: str, _port: int) -> list[str]:
@@ -83,7 +83,14 @@ async def test_check_of_round_with_another_key_on_the_chain_warns() -> None:
 
 
 async def test_check_while_nodes_do_not_respond_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.doctor.publication.MAX_SECONDS", 0.2)
+    fetch = ConfigFetcher.fetch
+
+    async def fetch_until_time_is_up(self: ConfigFetcher) -> PublishedConfig:
+        config, loop = await fetch(self), asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda loop_time=loop.time: loop_time() + MAX_SECONDS)
+        return config
+
+    monkeypatch.setattr(ConfigFetcher, "fetch", fetch_until_time_is_up)
     documents = (httpx.Response(200, content=STATIC), httpx.Response(200, content=PRODUCTION))
     results = await check(*documents)
     assert results["voting config"].level is Level.OK
