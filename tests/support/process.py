@@ -131,7 +131,7 @@ def find_free_port(count: int = 1) -> int:
             return port
 
 
-async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
+async def wait_until_gone(pids: Sequence[int], seconds: float = TIMEOUT_SECONDS) -> None:
     async with asyncio.timeout(seconds):
         await poll(lambda: not any(_is_running(pid) for pid in pids))
 
