@@ -98,7 +98,7 @@ class CircuitGeneration(ABC):
     # ------------------------------------------------------------------ shares
 
     @abstractmethod
-    def recognizes(self, body: bytes) -> bool:
+    def recognizes(self, body: bytes, /) -> bool:
         """Whether a posted body, which may be invalid, is meant as a share of this kind."""
 
     @abstractmethod
@@ -184,7 +184,7 @@ class SingleChoiceGeneration(CircuitGeneration):
     fields = SHARE_JSON
     enc_share_bytes = 2 * _POINT_BYTES
 
-    def recognizes(self, body: bytes) -> bool:  # noqa: ARG002
+    def recognizes(self, _body: bytes, /) -> bool:
         """Every body that no other generation recognizes."""
         return True
 

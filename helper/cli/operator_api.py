@@ -23,6 +23,7 @@ from helper.cli.command_inputs import read_queue_settings
 from helper.cli.conventions import QueueOptions
 from helper.clock import SystemClock
 from helper.config.settings_file import is_missing
+from helper.core.share import ShareState
 from helper.errors import ActionRefused, DaemonUnreachableError, HelperError, NotFound, UsageError
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 from helper.store.sqlite.file_lock import is_locked
@@ -178,6 +179,10 @@ _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
+_LISTED_STATES: Final = [state.label for state in ShareState if state is not ShareState.CONFIRMED]
+"""The states of shares that have a row. A confirmed one has none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Options that select shares."""
@@ -190,8 +195,8 @@ class Selection:
         str,
         typer.Option(
             "--state",
-            help="Only this state: waiting, proving, sent or failed.",
-            autocompletion=lambda: ["waiting", "proving", "sent", "failed"],
+            help=f"Only this state: {', '.join(_LISTED_STATES)}.",
+            autocompletion=lambda: _LISTED_STATES,
         ),
     ] = ""
     due_before: Annotated[

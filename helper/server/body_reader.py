@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from helper.core.refusals import Situation, TemporaryRefusal
 from helper.ingest.validator import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
-from helper.server.protocol import Request
+from helper.server.protocol import Request, append_part
 
 BODY_TIMEOUT_SECONDS: Final = 30.0
 """Maximum seconds to receive a body, from its start: as long as a vote-sdk node, and as a wallet waits for a share."""
@@ -78,8 +78,6 @@ class BodyReader:
         lengths = [value for name, value in request.headers if name == b"content-length"]
         if any(length.isdigit() and int(length[:20]) > self._max_bytes for length in lengths):
             raise self._too_large()
-        # One buffer instead of a list: freed pieces of 16 KiB would stay in the heap, between smaller objects. The
-        # first part is not copied: thousands of clients may stall behind it, and each would be in memory twice.
         buffer: bytes | bytearray = b""
         size = 0
         loop = asyncio.get_running_loop()
@@ -97,12 +95,7 @@ class BodyReader:
                             raise self._too_large()
                         if size > self._uncounted_bytes and self._buffered > self._budget:
                             raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS, headers=CLOSE_HEADERS)
-                        if not buffer:
-                            buffer = chunk
-                        elif chunk:
-                            if isinstance(buffer, bytes):
-                                buffer = bytearray(buffer)
-                            buffer += chunk
+                        buffer = append_part(buffer, chunk)
                         del chunk  # it would be held until the next one comes
                         if size >= expected_size:
                             expected_size, stall_seconds = self._next_target(size)

@@ -203,7 +203,7 @@ class ConnectionEvictor:
             for each in self._connections
             if each.is_served and not each.is_idle and each not in self._closing and each.is_evictable()
         )
-        return heapq.nsmallest(count, served, key=lambda each: each.started_at)
+        return heapq.nsmallest(count, served, key=lambda each: (each.is_proxy, each.started_at))
 
     def _is_slow(self, connection: ConnectionProgress, now: float) -> bool:
         if connection in self._closing:

@@ -440,12 +440,7 @@ class Request:
         """Store a received part of the body, unless the request was dropped."""
         if self.connection is None:
             return
-        if not self.body:
-            self.body = part  # in almost every share, the only one
-        else:
-            if isinstance(self.body, bytes):
-                self.body = bytearray(self.body)
-            self.body += part
+        self.body = append_part(self.body, part)
         self._notify()
 
     def end_body(self) -> None:
@@ -523,6 +518,19 @@ class Request:
     def _complete(self, connection: Connection) -> None:
         self.drop()
         connection.end_response(self)
+
+
+def append_part(body: bytes | bytearray, part: bytes) -> bytes | bytearray:
+    """Return a body with another part. It is one buffer: freed pieces would stay in the heap, between smaller objects.
+
+    The first part is not copied. In almost every share it is the only one, and many clients may stall behind it.
+    """
+    if not body or not part:
+        return body or part
+    if isinstance(body, bytes):
+        body = bytearray(body)
+    body += part
+    return body
 
 
 class Connection(ConnectionProgress, asyncio.BufferedProtocol):

@@ -98,7 +98,7 @@ class RoundCounts(TypedDict):
     failed: int
 
 
-PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.", allows_upper_case=True)
+_PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.", allows_upper_case=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class WalletView:
     count_outcome: Callable[[str], None] = lambda _: None
 
 
-_PATH_HEX: Final = PATH_HEX_FIELD.schema()
+_PATH_HEX: Final = _PATH_HEX_FIELD.schema()
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
     AcceptedResponse,
@@ -293,8 +293,8 @@ def parse_hex32(field: str, text: str) -> bytes:
     Raises:
         PayloadError: it is not 64 hex characters.
     """
-    if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
-        raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))
+    if _PATH_HEX_FIELD.pattern.fullmatch(text) is None:
+        raise PayloadError(field, error_message(_PATH_HEX_FIELD, "not-hex"))
     return bytes.fromhex(text)
 
 

@@ -123,7 +123,7 @@ class HiddenChoiceGeneration(CircuitGeneration):
         info = CircuitInfo(NAME, 10, PROOF_BYTES, FINGERPRINT, "made-up 0.0.0")
         super().__init__(info, first_version=None, proof_cost=1.5)
 
-    def recognizes(self, body: bytes) -> bool:
+    def recognizes(self, body: bytes, /) -> bool:
         return b'"enc_shares"' in body
 
     def read_shares(self, bodies: Sequence[bytes]) -> Sequence[Result]:

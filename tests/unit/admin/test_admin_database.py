@@ -95,7 +95,7 @@ async def test_cancelled_open_ends_its_thread(tmp_path: Path, monkeypatch: pytes
 
     async def cancel(*_arguments: Any) -> None:
         opening.cancel()
-        await asyncio.sleep(0)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(admin_database, "_fetch_one", cancel)
     before = set(threading.enumerate())

@@ -83,10 +83,12 @@ async def test_body_reader_counts_each_byte_of_a_body_without_a_length() -> None
 
 async def test_body_reader_holds_an_incomplete_body_once() -> None:
     reader, count, size = BodyReader(), 50, validator.SMALL_BODY_BYTES - 100
+    stalled = asyncio.Semaphore(0)
 
     class StalledRequest(FakeRequest):
         async def receive(self) -> tuple[bytes, bool]:
             if not self.parts:
+                stalled.release()
                 await asyncio.Event().wait()
             self.parts.clear()
             return bytes(size), True
@@ -94,8 +96,8 @@ async def test_body_reader_holds_an_incomplete_body_once() -> None:
     tracemalloc.start()
     try:
         reads = [asyncio.create_task(reader.read(StalledRequest())) for _ in range(count)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in reads:
+            await stalled.acquire()
         held = tracemalloc.get_traced_memory()[0] / count
     finally:
         tracemalloc.stop()

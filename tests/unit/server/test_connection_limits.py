@@ -81,8 +81,9 @@ def test_make_room_spares_new_and_answered_connections() -> None:
 
 def test_make_room_without_slow_connection_closes_earliest_request_of_served_ones() -> None:
     connections = Connections()
-    for name, began in (("later", 9.5), ("earlier", 9), ("answered", 8), ("idle", 9.9), ("new", 8)):
+    for name, began in (("later", 9.5), ("earlier", 9), ("proxy", 8), ("answered", 8), ("idle", 9.9), ("new", 8)):
         connections.open(name, began).is_served = name != "new"
+    connections.progress["proxy"].is_proxy = True
     connections.progress["answered"].is_answered = True
     connections.progress["idle"].is_idle = True
     assert connections.evictor.make_room(1, 10)

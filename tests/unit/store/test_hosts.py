@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg_pool import AsyncConnectionPool
 from psycopg_pool.base import AttemptWithBackoff
 
 from helper.core.share import ShareState
@@ -1209,39 +1210,40 @@ async def test_hosts_that_start_together_upgrade_the_schema_once(
     assert backend.query_rows("SELECT version FROM schema_version") == [(FIRST_VERSION - 1 + len(steps),)]
 
 
-async def test_host_waits_for_the_lock_of_an_upgrade_that_has_just_ended(
-    backend: PostgresBackend, join_host: JoinHost
+@pytest.mark.parametrize("lock", ["pg_advisory_lock", "pg_advisory_lock_shared"], ids=["upgrade", "older host"])
+async def test_host_waits_for_a_lock_that_is_released_late(
+    backend: PostgresBackend, join_host: JoinHost, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
+    """That of a host that has just upgraded the schema, or, if this one upgrades it, of one that has just ended."""
     await (await join_host("one")).close()
+    monkeypatch.setattr(opening, "_LOCK_SECONDS", TIMEOUT_SECONDS)
+    if lock == "pg_advisory_lock_shared":
+        steps = (*opening.migrations(), "ALTER TABLE rounds ADD COLUMN more BIGINT;")
+        monkeypatch.setattr(opening, "migrations", lambda: steps)
     with backend.connect() as conn:
-        conn.execute("SELECT pg_advisory_lock(hashtext(%s), 3)", (backend.schema,))
-        start = asyncio.ensure_future(join_host("two"))
-        await asyncio.to_thread(wait_for_lock_waiter, backend)
-    await start
-
-
-async def test_upgrade_waits_for_the_lock_of_a_host_that_has_just_ended(
-    backend: PostgresBackend, join_host: JoinHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await (await join_host("one")).close()
-    steps = (*opening.migrations(), "ALTER TABLE rounds ADD COLUMN more BIGINT;")
-    monkeypatch.setattr(opening, "migrations", lambda: steps)
-    with backend.connect() as conn:
-        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), 3)", (backend.schema,))
+        conn.execute(f"SELECT {lock}(hashtext(%s), 3)", (backend.schema,))
         start = asyncio.ensure_future(join_host("one"))
         await asyncio.to_thread(wait_for_lock_waiter, backend)
     await start
 
 
-async def test_cancelled_start_ends_the_tasks_of_the_readers(backend: PostgresBackend, clock: FakeClock) -> None:
+async def test_cancelled_start_ends_the_tasks_of_the_readers(
+    backend: PostgresBackend, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise a service that is stopped while it starts would not end: these tasks ignore cancellation."""
+    is_connecting = asyncio.Event()
+
+    async def hang(_pool: object, **_options: object) -> None:
+        is_connecting.set()
+        await asyncio.Event().wait()
 
     def find_readers() -> list[asyncio.Task[Any]]:
         return [task for task in asyncio.all_tasks() if task.get_name().startswith("store-readers")]
 
+    monkeypatch.setattr(AsyncConnectionPool, "wait", hang)
     start = asyncio.ensure_future(backend.create_store(clock).open())
-    while not find_readers():
-        await asyncio.sleep(0)
+    await is_connecting.wait()
+    assert find_readers()
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
