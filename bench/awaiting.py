@@ -1,7 +1,7 @@
 """Measure the cost of unconfirmed reveals: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
 
 Runs the real service and its own chain with a database of accepted, unconfirmed messages. Measures the CPU time of the
-service over two blocks in which no message needs an action, compared with an empty queue, and the number of reveals
+service during a block in which no message needs a decision, compared with an empty queue, and the number of reveals
 sent in one block when every message needs one. Prints JSON.
 """
 
@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ import httpx
 from bench.accept import PRODUCTION_SETTINGS
 from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
+from helper.reveal import send_policy
 from helper.store.messages import mark_sending, prepare, record_outcome
 from helper.store.models import PreparedReveal
 from helper.store.shares import EnqueueOperation, claim_due
@@ -28,22 +30,23 @@ from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 SIZES = (100, 1000, 10_000)
-BLOCK_SECONDS = 2.0
-IDLE_BLOCKS = 2
-"""Blocks during which no sent share needs an action."""
+BLOCK_SECONDS = 4.0
+IDLE_BLOCKS = 1
+"""Blocks during which no sent share needs a decision: one is due three blocks after the send."""
 BUSY_BLOCKS = 3
 PROOF_BYTES = 4992
 
 
-def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
-    """Insert shares whose messages were all sent and accepted at one height."""
+def insert_prepared_shares(path: Path, round_id: bytes, first: int, last: int, height: int) -> list[int]:
+    """Insert shares with prepared messages. Returns their ids."""
     past = unix_time_in(-600)
     with open_existing_database(path) as database:
         with transaction(database) as tx:
             for share, nullifier in generate_shares(round_id, first, last, past - 86_400):
                 EnqueueOperation(share, nullifier, past - 100_000.0)(tx)
         with transaction(database) as tx:
-            for queued in claim_due(tx, now=float(past), limit=last - first, rounds=[round_id]):
+            claimed = claim_due(tx, now=float(past), limit=last - first, rounds=[round_id])
+            for queued in claimed:
                 message = RevealMessage(
                     nullifier=queued.nullifier,
                     enc_share=queued.share.c1 + queued.share.c2,
@@ -53,10 +56,17 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
                     round_id=round_id,
                     anchor_height=height,
                 )
-                prepared = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
-                prepare(tx, queued.id, prepared)
-                mark_sending(tx, queued.id, height=height, endpoint="node", decide_height=height + 1)
-                record_outcome(tx, queued.id, outcome="ACCEPTED", decide_height=height + 3)
+                prepare(tx, queued.id, PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height))
+    return [queued.id for queued in claimed]
+
+
+def record_sends(path: Path, share_ids: Sequence[int], height: int) -> None:
+    """Record that all messages were sent and accepted at one height."""
+    decide_height = send_policy.decide_height(first=height, last=height, outcome="ACCEPTED")
+    with open_existing_database(path) as database, transaction(database) as tx:
+        for share_id in share_ids:
+            mark_sending(tx, share_id, height=height, endpoint="node", decide_height=height + 1)
+            record_outcome(tx, share_id, outcome="ACCEPTED", decide_height=decide_height)
 
 
 async def wait_for_block(chain: DevChain) -> int:
@@ -83,15 +93,18 @@ async def measure(size: int) -> dict[str, float]:
                 await wait_for_block(chain)
                 idle = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 await helper.stop()
-                # The inserted shares are recorded as sent at a future block. No action for two blocks.
-                height = (await chain.get("/devnet/stats"))["height"] + 4 + size // 2000
+                height = (await chain.get("/devnet/stats"))["height"]
+                share_ids: list[int] = []
                 for first in range(0, size, 1000):
-                    insert_sent_shares(helper.db, round_id, first, min(size, first + 1000), height)
+                    share_ids += insert_prepared_shares(helper.db, round_id, first, min(size, first + 1000), height)
+                # Sent in the block before the measurement, so that none needs a decision during it.
+                height = (await chain.get("/devnet/stats"))["height"] + 1 + size // 4000
+                record_sends(helper.db, share_ids, height)
                 await helper.start()
                 await helper.wait_until_ready()
-                while (reached := await wait_for_block(chain)) < height:
+                while (reached := await wait_for_block(chain)) <= height:
                     pass
-                if reached > height:
+                if reached > height + 1:
                     raise RuntimeError("filling the database took too many blocks")
                 waiting = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 sent = await _max_sent_in_block(chain, BUSY_BLOCKS)
