@@ -183,7 +183,7 @@ class Listeners:
                 servers.append((Server(Edge(self._operator_app), connection_limits(evicts=False)), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._bind_metrics_listener())))
-            tasks = [asyncio.create_task(server.serve(sock), name="server") for server, sock in servers]
+            tasks = [asyncio.create_task(server.serve([sock]), name="server") for server, sock in servers]
             on_started(base_url(wallets))
             try:
                 yield tasks

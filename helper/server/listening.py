@@ -48,11 +48,13 @@ OWNER_ONLY_MODE = 0o600
 GROUP_MODE = 0o660
 
 
-class Server(Listener):
+class Server(Listener, uvicorn.Server):
     """The connections to one socket, from its start to its end. The arguments are those of `Listener`.
 
-    Attributes:
-        is_listening: whether connections are accepted.
+    uvicorn opens the sockets, without its signal handling and without its polling, by its public interface: the methods
+    that are overridden here, and a class for `Config(http=…)`, which it constructs with arguments that are not needed.
+    uvicorn itself polls ten times per second whether to stop. With one server per listener, that took a third of the
+    CPU time of an idle service.
     """
 
     def __init__(
@@ -63,24 +65,41 @@ class Server(Listener):
         trusted_networks: Sequence[Network] = (),
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(edge, limits or connection_limits(), trusted_networks, clock or SystemClock())
-        self.is_listening = False
-        self.stop_requested = asyncio.Event()
-        self._uvicorn = _UvicornServer(self)
+        Listener.__init__(self, edge, limits or connection_limits(), trusted_networks, clock or SystemClock())
+        config = uvicorn.Config(
+            _no_application,
+            loop="none",
+            http=cast("type[asyncio.Protocol]", lambda **_arguments: self.create_connection()),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            backlog=BACKLOG,
+        )
+        uvicorn.Server.__init__(self, config)
+        self.servers: list[asyncio.Server] = []
+        self._stop = asyncio.Event()
 
     def create_connection(self) -> Connection:
         """Create a connection."""
         return Connection(self)
 
-    async def serve(self, listening: socket.socket) -> None:
-        """Serve the connections to a socket until `stop`, and the last ones to their end."""
-        await self._uvicorn.serve(sockets=[listening])
-
     def stop(self) -> None:
-        """Request the end of `serve`."""
-        self.stop_requested.set()
+        """Request the end of `serve`, which serves the last connections to their end."""
+        self._stop.set()
 
-    async def shutdown(self, sockets: Sequence[socket.socket] = (), servers: Sequence[asyncio.Server] = ()) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Several handles for the socket, because uvloop accepts one connection per handle and iteration.
+
+        With one handle, a few hundred connections per second that all send data delay new ones by seconds. The socket
+        itself stays open when the handles are closed, so that `shutdown` accepts the last connections.
+        """
+        await super().startup([each.dup() for each in sockets or () for _ in range(_ACCEPTS_PER_ITERATION)])
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`."""
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and wait for the open ones.
 
         A proxy gets its last responses first (`PROXY_STOP_SECONDS`). Connections that wait to be accepted and requests
@@ -95,11 +114,9 @@ class Server(Listener):
             loop.call_later(STOP_GRACE_SECONDS, self.refuse_late),
             loop.call_later(STOP_GRACE_SECONDS + STOP_FLUSH_SECONDS, self.abort),
         ]
-        waiting = [accepted for listening in sockets for accepted in _accept_waiting(listening)]
-        for server in servers:
+        for server in self.servers:
             server.close()
-        for listening in sockets:
-            listening.close()
+        waiting = [accepted for listening in sockets or () for accepted in _accept_last(listening)]
         await asyncio.sleep(0)  # read what has arrived on idle connections; closing these would reset them
         self.close_idle()
         for accepted in waiting:
@@ -135,46 +152,6 @@ class Server(Listener):
             self.ended.clear()
             await self.ended.wait()
 
-
-class _UvicornServer(uvicorn.Server):
-    """uvicorn's server without signal handling and without polling, for the connections of a `Server`.
-
-    It uses the public interface of uvicorn: the methods that it overrides, and a class for `Config(http=…)`, which
-    uvicorn constructs with arguments that are not needed here. uvicorn's own server polls ten times per second whether
-    to stop. With one server per listener, that took a third of the CPU time of an idle service.
-    """
-
-    def __init__(self, owner: Server) -> None:
-        self._owner = owner
-        super().__init__(
-            uvicorn.Config(
-                _no_application,
-                loop="none",
-                http=cast("type[asyncio.Protocol]", lambda **_arguments: owner.create_connection()),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                backlog=BACKLOG,
-            )
-        )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. Several handles for each socket, because uvloop accepts one connection per handle and iteration.
-
-        With one handle, a few hundred connections per second that all send data delay new ones by seconds.
-        """
-        assert sockets is not None, "the service creates its sockets"
-        copies = [copy.dup() for copy in sockets for _ in range(_ACCEPTS_PER_ITERATION - 1)]
-        await super().startup([*sockets, *copies])
-        self._owner.is_listening = True
-
-    async def main_loop(self) -> None:
-        await self._owner.stop_requested.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, and wait for the open ones."""
-        await self._owner.shutdown(sockets or (), self.servers)
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Do nothing: the service handles signals."""
@@ -185,12 +162,14 @@ async def _no_application(_scope: Scope, _receive: Receive, _send: Send) -> None
     """Do nothing: uvicorn requires an application, but the edge serves the requests."""
 
 
-def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
-    """Accept the connections that wait; closing the socket would reset them."""
+def _accept_last(listening: socket.socket) -> list[socket.socket]:
+    """Accept the connections that wait, and close the socket at once: one that comes in between is reset."""
+    accepted = []
     listening.setblocking(False)
-    with contextlib.suppress(OSError):  # none waits any more, or too many files are open
-        for _ in range(BACKLOG):
-            yield listening.accept()[0]
+    with listening, contextlib.suppress(OSError):  # none waits any more, or too many files are open
+        while len(accepted) < BACKLOG:
+            accepted.append(listening.accept()[0])
+    return accepted
 
 
 def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
@@ -243,44 +222,45 @@ def listen_unix(
     Raises:
         HelperError: the path cannot be used, or another process listens on it.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        created = _bind_unix(listener, path, mode)
-    except OSError as error:
-        listener.close()
-        raise HelperError(
-            f"cannot create the {name} {path}: {error.strerror or error}",
-            advice=f"Set {setting} to a path of at most 100 characters in a directory that the helper owns.",
-        ) from None
-    except _SocketInUseError:
-        listener.close()
-        raise HelperError(
-            f"another process is listening on the {name} {path}",
-            advice=f"Stop the other helper, or set {setting} to another path.",
-        ) from None
-    try:
-        yield listener
-    finally:
-        listener.close()
-        with contextlib.suppress(OSError):
-            if _file_identity(path) == created:
-                path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if _is_listened_on(path):
+                raise HelperError(
+                    f"another process is listening on the {name} {path}",
+                    advice=f"Stop the other helper, or set {setting} to another path.",
+                )
+            created = _bind_unix(listener, path, mode)
+        except OSError as error:
+            raise HelperError(
+                f"cannot create the {name} {path}: {error.strerror or error}",
+                advice=f"Set {setting} to a path of at most 100 characters in a directory that the helper owns.",
+            ) from None
+        try:
+            yield listener
+        finally:
+            listener.close()
+            with contextlib.suppress(OSError):
+                if _file_identity(path) == created:
+                    path.unlink()
 
 
-class _SocketInUseError(Exception):
-    """A process listens on the socket."""
+def _is_listened_on(path: Path) -> bool:
+    """Whether a process listens on a socket. A full accept queue counts as listening."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
 
 
 def _bind_unix(listener: socket.socket, path: Path, mode: int) -> tuple[int, int]:
-    """Bind the socket and listen. Returns the identity of its file.
-
-    Raises:
-        OSError: the path cannot be used.
-        _SocketInUseError: a process listens on it.
-    """
+    """Replace a stale socket, bind and listen. Returns the identity of the file."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
-            _require_unused(path)
             path.unlink()
     # Set the mode before bind(): chmod() by path would follow a link that another process has put there.
     os.fchmod(listener.fileno(), mode)
@@ -303,18 +283,6 @@ def _restore_mode(path: Path, mode: int) -> None:
             Path(f"/proc/self/fd/{file}").chmod(mode)
     finally:
         os.close(file)
-
-
-def _require_unused(path: Path) -> None:
-    """Raise _SocketInUseError if a process listens on a socket. A full accept queue counts as listening."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                return
-    raise _SocketInUseError
 
 
 def _file_identity(path: Path) -> tuple[int, int]:

@@ -98,7 +98,7 @@ async def run_gateway(
     connections = ConnectionLimits(half_closed_seconds=0.1, stalled_seconds=stalled_seconds)
     server = Server(Edge(json_application(gateway.routes())), connections)
     listener = bind_tcp("127.0.0.1", 0)
-    task = asyncio.create_task(server.serve(listener))
+    task = asyncio.create_task(server.serve([listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", gateway
         await wait_until(lambda: gateway.active_count == 0)

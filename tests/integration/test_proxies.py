@@ -357,7 +357,7 @@ SMUGGLED_REQUESTS = (
 async def serve_on_socket(wallets: WalletApp, limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
     server = Server(wallets.edge, limits, trusted_networks=[ip_network("127.0.0.1/32")])
     listener = bind_tcp("127.0.0.1", 0)
-    task = asyncio.create_task(server.serve(listener))
+    task = asyncio.create_task(server.serve([listener]))
     try:
         yield listener.getsockname()[1]
     finally:

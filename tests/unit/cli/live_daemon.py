@@ -123,7 +123,7 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
         try:
             with listen_unix(database.parent / "helper.sock") as listener:
                 server = Server(Edge(app))
-                task = asyncio.create_task(server.serve(listener))
+                task = asyncio.create_task(server.serve([listener]))
                 ready.set()
                 await stop.wait()
                 server.stop()

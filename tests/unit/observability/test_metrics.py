@@ -338,7 +338,7 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
     port = listener.getsockname()[1]
     url = f"http://[{reached}]:{port}/metrics" if ":" in reached else f"http://{reached}:{port}/metrics"
     async with asyncio.timeout(30):
-        serving = asyncio.create_task(server.serve(listener))
+        serving = asyncio.create_task(server.serve([listener]))
         async with httpx.AsyncClient(trust_env=False) as client:
             statuses = {
                 name: (await client.get(url, headers={"Host": name})).status_code
@@ -358,7 +358,7 @@ async def test_metrics_held_connections_do_not_lock_out_a_scraper(
     address = listener.getsockname()
     with contextlib.ExitStack() as held:
         async with asyncio.timeout(30):
-            serving = asyncio.create_task(server.serve(listener))
+            serving = asyncio.create_task(server.serve([listener]))
             for _ in range(METRICS_LIMITS.max_connections):
                 held.enter_context(socket.create_connection(address)).sendall(begin)
             async with httpx.AsyncClient(trust_env=False) as client:

@@ -108,7 +108,7 @@ async def run_server(
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):
-        task = asyncio.create_task(server.serve(listener))
+        task = asyncio.create_task(server.serve([listener]))
         try:
             yield port
         finally:

@@ -713,7 +713,7 @@ def test_response_that_is_aborted_does_not_look_complete_to_http_1_0(loop: LoopF
 
     async def test() -> None:
         server, listener = Server(Edge(respond)), bind_tcp("127.0.0.1", 0)
-        task = asyncio.create_task(server.serve(listener))
+        task = asyncio.create_task(server.serve([listener]))
         head = b"POST / HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n1"
         client = await RawClient.connect(listener.getsockname()[1], head)
         await client.reader.readuntil(b"piece")

@@ -34,7 +34,7 @@ async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
     )
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    task = asyncio.create_task(server.serve(listener))
+    task = asyncio.create_task(server.serve([listener]))
     try:
         async with asyncio.timeout(30):
             yield listener.getsockname()[1]

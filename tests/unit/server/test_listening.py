@@ -325,7 +325,7 @@ def test_server_stop_answers_connections_that_were_opened_before(
     async def test() -> None:
         server, listener = Server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        task = asyncio.create_task(server.serve(listener))
+        task = asyncio.create_task(server.serve([listener]))
         earlier = {"new": b"", "half a head": HELLO_REQUEST[:20], "second head": HELLO_REQUEST + HELLO_REQUEST[:20]}
         clients = {name: await RawClient.connect(port, begin) for name, begin in earlier.items()}
         await clients["second head"].reader.readuntil(b"hello")
@@ -354,8 +354,8 @@ def test_server_stop_answers_connections_that_were_opened_before(
 def test_idle_server_that_stops_answers_a_connection_that_is_being_accepted(iterations: int) -> None:
     async def test() -> None:
         server, listener = Server(Edge(json_application([Route("/hello", hello)]))), bind_tcp("127.0.0.1", 0)
-        task = asyncio.create_task(server.serve(listener))
-        await wait_until(lambda: server.is_listening)
+        task = asyncio.create_task(server.serve([listener]))
+        await wait_until(lambda: server.started)
         with socket.create_connection(listener.getsockname()) as client:
             client.sendall(HELLO_REQUEST)
             for _ in range(iterations):
@@ -374,7 +374,7 @@ async def test_server_that_stops_answers_requests_of_a_proxy_before_it_closes() 
     server = Server(Edge(app), trusted_networks=[ip_network("127.0.0.2/32")])
     listener = bind_tcp("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    task = asyncio.create_task(server.serve(listener))
+    task = asyncio.create_task(server.serve([listener]))
     idle = await RawClient.connect(port, source="127.0.0.2")
     assert await idle.request() == b"hello"
     server.stop()
@@ -392,11 +392,12 @@ def test_server_that_stops_answers_a_request_that_it_has_not_read(monkeypatch: p
             assert await client.request() == b"hello"
             connection = client.writer.get_extra_info("socket").fileno()
 
-            def send_request(_listening: socket.socket) -> tuple[()]:
+            def send_request(listening: socket.socket) -> tuple[()]:
+                listening.close()
                 os.write(connection, HELLO_REQUEST)
                 return ()
 
-            monkeypatch.setattr("helper.server.listening._accept_waiting", send_request)
+            monkeypatch.setattr("helper.server.listening._accept_last", send_request)
         assert (await client.read_rest()).endswith(b"hello")
 
     uvloop.run(test())
@@ -578,7 +579,7 @@ async def test_connection_kernel_buffers_are_bounded(
         else:
             listener = closing.enter_context(contextlib.closing(bind_tcp("127.0.0.1", 0)))
         server = Server(Edge(json_application([])))
-        task = asyncio.create_task(server.serve(listener))
+        task = asyncio.create_task(server.serve([listener]))
         with socket.socket(listener.family) as client:
             client.setblocking(False)
             await asyncio.get_running_loop().sock_connect(client, listener.getsockname())

@@ -68,7 +68,7 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
     path = tmp_path / "helper.sock"
     with listen_unix(path) as listener:
         server = Server(Edge(app), connection_limits(evicts=False))
-        task = asyncio.create_task(server.serve(listener))
+        task = asyncio.create_task(server.serve([listener]))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://daemon", timeout=30) as client:
             yield client
@@ -299,7 +299,7 @@ async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) ->
     app = create_operator_app(harness.store, read_rounds, operations=harness.operations)
     listener = bind_tcp("127.0.0.1", 0)
     server = Server(Edge(app))
-    task = asyncio.create_task(server.serve(listener))
+    task = asyncio.create_task(server.serve([listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         response = await client.post("/queue/retry", json={})
     server.stop()
