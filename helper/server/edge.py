@@ -22,7 +22,7 @@ import hmac
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -67,19 +67,14 @@ CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}, Link, X-Total-Count".encode()),
 )
-_WALLET_HEADERS: Final = f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}".encode()
-_API_HEADERS: Final = b"Authorization, " + _WALLET_HEADERS  # elsewhere, pages could guess an operator token
-_PREFLIGHT: Final = (
-    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-max-age", b"86400"),
-)
+_WALLET_HEADERS: Final = f"Content-Type, {TOKEN_HEADER}, {ATTEMPT_HEADER}"
+_API_HEADERS: Final = f"Authorization, {_WALLET_HEADERS}"  # elsewhere, pages could guess an operator token
+_PREFLIGHT: Final = {"Access-Control-Allow-Methods": "GET, POST, OPTIONS", "Access-Control-Max-Age": "86400"}
 _STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
 _ID_HEADER: Final = REQUEST_ID_HEADER.lower().encode()
 _WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
 _TRACE_ID: Final = re.compile(rb"[0-9A-Fa-f]{32}")
 _ID_BYTES: Final = 8
-_ID_BATCH: Final = 256
-"""Ids generated from one read of the system's random source."""
 
 REQUEST_EXTENSION: Final = "request"
 """Key of the connection's `Request` among the extensions in a scope, by which an application reads the body within
@@ -87,7 +82,7 @@ limits and aborts the response."""
 PEER_EXTENSION: Final = "peer"
 """Key of the peer's credentials (`Peer`, or None) among them."""
 
-PlainHandler = Callable[[protocol.Request], Awaitable[protocol.Response]]
+PlainHandler = Callable[[protocol.Request], Awaitable[Response]]
 """Answers a request, or raises an error that `error_response_to` knows."""
 
 
@@ -149,9 +144,8 @@ class Edge:
         self._refusals = Counter[int]() if refusals is None else refusals
         self._posts = posts or {}
         self._trace_clock = trace_clock
-        self._ids = _generate_ids()
 
-    async def __call__(self, request: protocol.Request) -> protocol.Response | None:
+    async def __call__(self, request: protocol.Request) -> None:
         """Answer a request."""
         request.id = self._choose_id(request)
         if self._trace_clock is not None:
@@ -159,40 +153,40 @@ class Edge:
         try:
             if request.method == "OPTIONS" and request.path.startswith(CORS_PREFIXES):
                 allowed = _API_HEADERS if request.path.startswith(_API_PREFIX) else _WALLET_HEADERS
-                headers = (*_PREFLIGHT, (b"access-control-allow-headers", allowed))
-                response = protocol.Response(HTTPStatus.NO_CONTENT, headers)
+                headers = {**_PREFLIGHT, "Access-Control-Allow-Headers": allowed}
+                response = Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
             elif self.posts_share(request):
                 response = await self._answer(request, self._posts[request.path])
             else:
                 await self._serve(request)
-                return None
+                return
         except Exception:
             log.exception("request_failed", request_id=request.id)
             if request.has_response_begun:
-                return None
-            response = plain_response(error_response(500, "internal error"))
-        return protocol.Response(
-            response.status, self._complete_head(request, response.status, response.headers), response.body
-        )
+                return
+            response = error_response(500, "internal error")
+        completed = self._complete_head(request, response.status_code, response.raw_headers)
+        request.respond(response.status_code, completed, bytes(response.body))
 
     def posts_share(self, request: protocol.Request) -> bool:
         """Whether a request posts a share, and is not answered in turn."""
         return request.method == "POST" and request.path in self._posts
 
-    def refuse(self, refusal: Refusal) -> protocol.Response:
+    def refuse(self, refusal: Refusal) -> Response:
         """The response to a request that its connection refuses."""
         self._refusals[int(refusal.status)] += 1
-        response = plain_response(error_response(refusal.status, refusal.text))
-        return protocol.Response(response.status, [*response.headers, *CORS_HEADERS], response.body)
+        response = error_response(refusal.status, refusal.text)
+        response.raw_headers.extend(CORS_HEADERS)
+        return response
 
-    async def _answer(self, request: protocol.Request, handler: PlainHandler) -> protocol.Response:
+    async def _answer(self, request: protocol.Request, handler: PlainHandler) -> Response:
         try:
             return await handler(request)
         except Exception as error:
             response = error_response_to(error, request.path, request.headers, request.id)
             if response is None:
                 raise
-            return plain_response(response)
+            return response
 
     async def _serve(self, request: protocol.Request) -> None:
         """Serve a request with the application. The connection aborts a response that it leaves incomplete.
@@ -224,7 +218,7 @@ class Edge:
             incoming = [value for name, value in request.headers if name == _ID_HEADER]
             if len(incoming) == 1 and _WELL_FORMED_ID.fullmatch(incoming[0]) is not None:
                 return incoming[0].decode("ascii")
-        return next(self._ids)
+        return secrets.token_hex(_ID_BYTES)
 
     @staticmethod
     def _begin_trace(request: protocol.Request, clock: Clock) -> None:
@@ -372,11 +366,6 @@ def log_refusal(request_id: str, status: int, reason: str) -> None:
         log.debug("request_refused", status=status, reason=reason, request_id=request_id)
 
 
-def plain_response(response: Response) -> protocol.Response:
-    """The same response, for a plain handler."""
-    return protocol.Response(response.status_code, response.raw_headers, bytes(response.body))
-
-
 # ---------------------------------------------------------------------- tokens and request ids
 
 
@@ -401,10 +390,3 @@ def request_of(scope: Scope) -> protocol.Request:
 def request_id_of(request: Request) -> str:
     """The id of a request to an application; "" if another server received it."""
     return str(getattr(request.state, "request_id", ""))
-
-
-def _generate_ids() -> Iterator[str]:
-    digits = 2 * _ID_BYTES
-    while True:
-        batch = secrets.token_hex(_ID_BYTES * _ID_BATCH)
-        yield from (batch[at : at + digits] for at in range(0, len(batch), digits))

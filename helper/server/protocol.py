@@ -72,6 +72,7 @@ from http import HTTPStatus
 from typing import ClassVar, Final, NamedTuple, Protocol, cast
 
 import structlog
+from starlette.responses import Response
 
 from helper.clock import Clock
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
@@ -179,25 +180,11 @@ class Addresses(NamedTuple):
     peer: Peer | None
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A complete response.
-
-    Attributes:
-        headers: names in lower case, and values. `content-length` is added.
-        body: the body; it is not sent in response to HEAD.
-    """
-
-    status: int
-    headers: Headers
-    body: bytes = b""
-
-
 class Edge(Protocol):
     """Answers the requests of a listener."""
 
-    def __call__(self, request: Request) -> Awaitable[Response | None]:
-        """Answer a request; None if the response was sent with `Request.send`."""
+    def __call__(self, request: Request) -> Awaitable[None]:
+        """Answer a request."""
         ...
 
     def refuse(self, refusal: Refusal) -> Response:
@@ -400,6 +387,15 @@ class Request:
 
     # ------------------------------------------------------------------ for the handler: response
 
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a complete response, without the body in response to HEAD. Nothing if the client has left."""
+        connection = self.connection
+        if connection is None:
+            return
+        self._head_lines = self._encode_head(connection, status, headers, len(body))
+        self._write(connection, b"" if self.method == "HEAD" else body)
+        self._complete(connection)
+
     def begin_response(self, status: int, headers: Headers) -> None:
         """Begin a response in parts. The head is sent with the first part, or in the next iteration of the loop.
 
@@ -449,15 +445,6 @@ class Request:
         if self.trace is not None:
             self.trace.note_body_end()
         self._notify()
-
-    def respond(self, response: Response) -> None:
-        """Send a complete response."""
-        connection = self.connection
-        if connection is None:
-            return
-        self._head_lines = self._encode_head(connection, response.status, response.headers, len(response.body))
-        self._write(connection, b"" if self.method == "HEAD" else response.body)
-        self._complete(connection)
 
     def drop(self) -> None:
         """Drop the request: its response is not wanted any more, or complete."""
@@ -745,9 +732,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
 
     async def _handle(self, request: Request) -> None:
         try:
-            response = await self.listener.edge(request)
-            if response is not None:
-                request.respond(response)
+            await self.listener.edge(request)
         except asyncio.CancelledError:
             pass  # the server stops, and has refused the request
         except Exception:
@@ -861,9 +846,9 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self._close()
             return
         response = self.listener.edge.refuse(refusal)
-        lines = [b"%b: %b\r\n" % header for header in response.headers if header[0] != b"content-length"]
-        lines += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(response.body), response.body]
-        self.transport.write(b"".join([_STATUS_LINES[response.status], self.listener.date_line(), *lines]))
+        lines = [b"%b: %b\r\n" % header for header in response.raw_headers]
+        lines += [b"connection: close\r\n\r\n", bytes(response.body)]
+        self.transport.write(b"".join([_STATUS_LINES[response.status_code], self.listener.date_line(), *lines]))
         if lingers:
             self._end(State.LINGERING)
             with contextlib.suppress(OSError):  # the client has left, which is not noticed while nothing is read

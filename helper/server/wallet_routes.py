@@ -34,7 +34,6 @@ from helper.server.edge import (
     check_token,
     error_response,
     json_application,
-    plain_response,
     refusal_response,
 )
 from helper.server.openapi import ApiRoute, Operation, add_document_route
@@ -159,7 +158,7 @@ QUEUE_SUMMARY: Final = Operation(
 def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) -> PlainHandler:
     """A handler that accepts posted shares and counts the outcomes; an empty `api_token` requires no token."""
 
-    async def accept(request: protocol.Request) -> protocol.Response:
+    async def accept(request: protocol.Request) -> Response:
         try:
             if api_token:
                 check_token(request.headers, api_token)
@@ -176,8 +175,8 @@ def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) 
     return accept
 
 
-_QUEUED: Final = plain_response(JsonResponse(AcceptedResponse(status="queued")))
-_DUPLICATE: Final = plain_response(JsonResponse(AcceptedResponse(status="duplicate")))
+_QUEUED: Final = JsonResponse(AcceptedResponse(status="queued"))
+_DUPLICATE: Final = JsonResponse(AcceptedResponse(status="duplicate"))
 
 
 def create_wallet_edge(

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import helper
@@ -20,7 +21,7 @@ from helper.server import connection_limits, listening, protocol
 from helper.server.connection_limits import DRAIN_BYTES, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import Server
-from helper.server.protocol import TRANSITIONS, Connection, Request, Response, State
+from helper.server.protocol import TRANSITIONS, Connection, Request, State
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
@@ -61,7 +62,7 @@ class ScriptedEdge:
     def __init__(self) -> None:
         self.is_released = asyncio.Event()
 
-    async def __call__(self, request: Request) -> Response | None:
+    async def __call__(self, request: Request) -> None:
         if request.path == "/wait":
             await self.is_released.wait()
         if request.path == "/parts":
@@ -69,18 +70,18 @@ class ScriptedEdge:
             await request.send(b"first", more=True)
             await self.is_released.wait()
             await request.send(b"last", more=False)
-            return None
+            return
         if request.path == "/abort":
             request.begin_response(200, [])
             request.abort()
-            return None
-        return Response(200, [])
+            return
+        request.respond(200, [], b"")
 
     def posts_share(self, _request: Request) -> bool:
         return False
 
     def refuse(self, refusal: Refusal) -> Response:
-        return Response(refusal.status, [], refusal.text.encode())
+        return Response(refusal.text, refusal.status)
 
 
 class Wire:

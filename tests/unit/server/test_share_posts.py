@@ -19,7 +19,7 @@ from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
 from helper.ingest.validator import PayloadError
 from helper.server.edge import Edge
 from helper.server.listening import Server
-from helper.server.protocol import Request, Response
+from helper.server.protocol import Request
 from helper.server.wallet_routes import create_wallet_edge
 from proofs import InvalidShare
 from tests.unit.ingest.admission_fixtures import END, POSITION, ROUND_ID, create_body, make_round
@@ -243,12 +243,11 @@ async def test_body_of_a_client_that_left_is_not_validated(monkeypatch: pytest.M
     edge = create_wallet_edge(replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome])))
     serve = edge.__call__
 
-    async def start_late(request: Request) -> Response | None:
+    async def start_late(request: Request) -> None:
         while not request.has_left:
             await asyncio.sleep(0.002)
-        response = await serve(request)
+        await serve(request)
         left.set()
-        return response
 
     server = Server(edge)
     monkeypatch.setattr(Edge, "__call__", lambda _, request: start_late(request))
