@@ -375,9 +375,9 @@ def token_matches(token: bytes | None, expected: str) -> bool:
 
 
 def check_token(headers: Headers, expected: str) -> None:
-    """Raise HTTPException (401) unless the first token among these headers is the expected one."""
+    """Raise HTTPException (401) unless the first token among these headers is the expected one, or none is ("")."""
     name = TOKEN_HEADER.lower().encode()
-    if not token_matches(next((value for each, value in headers if each == name), None), expected):
+    if expected and not token_matches(next((value for each, value in headers if each == name), None), expected):
         raise HTTPException(401, f"{TOKEN_HEADER} is missing or invalid")
 
 

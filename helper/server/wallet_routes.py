@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -51,8 +51,6 @@ _OUTCOMES_BY_STATUS: Final = {
     429: "come_again",
     503: "unavailable",
 }
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AcceptedResponse(TypedDict):
@@ -160,8 +158,7 @@ def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) 
 
     async def accept(request: protocol.Request) -> Response:
         try:
-            if api_token:
-                check_token(request.headers, api_token)
+            check_token(request.headers, api_token)
             async with body_reader.buffer_body(request) as body:
                 seconds = longest_wait(request.headers)
                 outcome = await view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
@@ -214,6 +211,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
         raise HTTPException(404)  # `share_handler` answers; this route describes it and refuses other methods
 
     async def share_status(request: Request) -> Response:
+        check_token(request.headers.raw, api_token)
         round_id = parse_hex32("round_id", request.path_params["round_id"])
         nullifier = parse_hex32("nullifier", request.path_params["nullifier"])
         confirmed = await view.store.is_spent(round_id, nullifier)
@@ -232,7 +230,8 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
             return refusal_response(request.headers.raw, Situation.STARTING)
         return JsonResponse(_create_status(view))
 
-    async def queue_status(_request: Request) -> Response:
+    async def queue_status(request: Request) -> Response:
+        check_token(request.headers.raw, api_token)
         counts, ready = await view.store.count_shares(), await view.store.count_ready(now=view.clock.now())
         return JsonResponse(queue_status_body(counts, ready))
 
@@ -245,20 +244,13 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
             return error_response(400, "the round ends before it begins")
         return error_response(404, "round not found") if summary is None else JsonResponse(summary)
 
-    def require_token(handler: Handler) -> Handler:
-        async def checked(request: Request) -> Response:
-            check_token(request.headers.raw, api_token)
-            return await handler(request)
-
-        return checked if api_token else handler
-
     routes = [
         ApiRoute(SHARES_PATH, post_share, "POST", POST_SHARE),
-        ApiRoute(SHARE_STATUS_PATH, require_token(share_status), "GET", SHARE_STATUS),
+        ApiRoute(SHARE_STATUS_PATH, share_status, "GET", SHARE_STATUS),
         ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
     ]
     if expose_queue_status:
-        routes.append(ApiRoute(f"{PREFIX}/queue-status", require_token(queue_status), "GET", QUEUE_STATUS))
+        routes.append(ApiRoute(f"{PREFIX}/queue-status", queue_status, "GET", QUEUE_STATUS))
     if view.queue_summaries is not None:
         routes.append(ApiRoute(QUEUE_SUMMARY_PATH, queue_summary, "GET", QUEUE_SUMMARY))
     return routes
