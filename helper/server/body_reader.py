@@ -75,8 +75,7 @@ class BodyReader:
         if received is not None:  # as of almost every share; a small body does not count
             yield received
             return
-        lengths = [value for name, value in request.headers if name == b"content-length"]
-        if any(length.isdigit() and int(length[:20]) > self._max_bytes for length in lengths):
+        if request.head.content_length > self._max_bytes:
             raise self._too_large()
         buffer: bytes | bytearray = b""
         size = 0

@@ -94,7 +94,6 @@ class RequestParser:
         self._is_upgrade = False  # llhttp reports the head's end as that of the request
         self._target = b""
         self._headers: Headers = []
-        self._head_bytes = 0
         self._header_count = 0
         self._unreported_bytes = 0  # since the last end of a head or part of a body
         self._body_bytes = self._body_pieces = self._content_length = 0
@@ -118,8 +117,7 @@ class RequestParser:
             self._feed_piece(data[at:end])
         except httptools.HttpParserError as error:
             raise _invalid_request(error) from None
-        if self._unreported_bytes > self._limits.max_head_bytes:
-            raise self._head_too_large()
+        self._check_size()
         return end
 
     def _feed_piece(self, piece: bytes) -> None:
@@ -166,11 +164,13 @@ class RequestParser:
         if self._body_pieces > MAX_BODY_PIECES and self._body_pieces * MIN_PIECE_BYTES > self._body_bytes:
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, f"body: has more than {MAX_BODY_PIECES} small chunks")
 
-    def _head_too_large(self) -> InvalidRequestError:
-        return InvalidRequestError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"headers: are larger than {self._limits.max_head_bytes} bytes",
-        )
+    def _check_size(self) -> None:
+        """Refuse a head, or the chunk framing or trailers of a body, that is too large."""
+        if self._unreported_bytes > self._limits.max_head_bytes:
+            raise InvalidRequestError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"headers: are larger than {self._limits.max_head_bytes} bytes",
+            )
 
     # ------------------------------------------------------------------ callbacks of httptools
 
@@ -178,25 +178,19 @@ class RequestParser:
         """Begin a request."""
         self._is_in_head, self._is_upgrade = True, False
         self._target, self._headers = b"", []
-        self._head_bytes = self._header_count = 0
+        self._header_count = 0
 
     def on_url(self, part: bytes) -> None:
         """Store a part of the target."""
-        self._head_bytes += len(part)
-        if self._head_bytes > self._limits.max_head_bytes:
-            raise self._head_too_large()
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header. Drop a trailer, because it is not a header (RFC 9110, section 6.5)."""
         self._header_count += 1
-        self._head_bytes += len(name) + len(value)
         if self._header_count > self._limits.max_headers:
             raise InvalidRequestError(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: more than {self._limits.max_headers} headers"
             )
-        if self._head_bytes > self._limits.max_head_bytes:
-            raise self._head_too_large()
         if self._is_in_head:
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
@@ -207,6 +201,7 @@ class RequestParser:
             InvalidRequestError: the version is not supported, the method is CONNECT, which llhttp handles as an
                 upgrade, or `Host` is missing or repeated (RFC 9112, section 3.2).
         """
+        self._check_size()
         head = self._create_head()
         if self._is_upgrade and head.method == "CONNECT":
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "CONNECT is not supported")
