@@ -12,44 +12,97 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
 from helper import circuits
-from helper.app.builders import build_archive, build_chain, build_host, build_pipeline, build_provers
-from helper.app.cluster import ClusterMember, send_prepared
+from helper.app.cluster import POLL_SECONDS, ClusterMember, send_prepared
 from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
+from helper.chain.block_reader import RevealHistory
 from helper.chain.chain_data import BlockHead
+from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.follower import BlockFollower
 from helper.chain.node import Node
+from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
+from helper.chain.round_registry import RoundRegistry
+from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock, SystemClock
-from helper.config.sections import Config
+from helper.config.sections import ROLES, Config
+from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
 from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
-from helper.lease import Lease
+from helper.lease import DatabaseLease, Lease
+from helper.lease.s3_lease import create_s3_lease
 from helper.observability.queue_summary import QueueSummaries, read_block_time
 from helper.observability.service_state import ServiceState
+from helper.observability.stats import Stats
+from helper.operations.archive_reader import open_archive_bucket
+from helper.operations.archive_writer import ArchiveWriter
+from helper.operations.finished_rounds import FinishedRounds
 from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
+from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
+from helper.reveal.prover_pool import ProverPool, WorkerProcess, WorkerSpawner
+from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.round_closing import RoundClosing
+from helper.reveal.sender import Sender
+from helper.runtime.release_files import check_native_module, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
 from helper.server.wallet_routes import WalletView
-from helper.store import shares
+from helper.store import blocks, shares
+from helper.store.factory import create_store, get_host_name
 from helper.store.messages import PREPARED_NOTIFICATION
 from helper.store.shares import DUE_NOTIFICATION
 from helper.store.store import Store, run_maintenance
+from proofs import native_module_path
+
+if TYPE_CHECKING:
+    from helper.store.postgres.store import PostgresStore
 
 log = structlog.get_logger("helper.app")
 
+HOUR_SECONDS: Final = 3600.0
 NODE_IDS_SECONDS = 60.0
 """Seconds between comparisons of the nodes' ids."""
 FOLLOWER_WAIT_SECONDS = 1.0
 """Seconds that resends wait for the block follower to read the newest block."""
+
+
+def create_lease(config: Config, store: Store, clock: Clock) -> Lease | None:
+    """Create the sender lease of this store's queue; None if no other host can use the queue.
+
+    Raises:
+        ConfigError: a required library is not installed, or the credentials file is invalid.
+    """
+    outer: Lease | None = None
+    if config.sender.lease_location is not None and ROLES[config.helper.role].can_send:
+        outer = create_s3_lease(
+            config.s3,
+            config.sender.lease_location,
+            host=get_host_name(config),
+            clock=clock,
+            seconds=config.store.lease_seconds,
+        )
+    return DatabaseLease(cast("PostgresStore", store), clock=clock, outer=outer) if store.is_shared else outer
+
+
+def _create_native_module_check(config: Config) -> Callable[[], None]:
+    """Return the check of the native module before each start of a prover.
+
+    Raises:
+        ReleaseError: the release is not signed by an allowed key, or does not have this native module.
+    """
+    release = read_release(Path(config.prover.release_manifest), Path(config.prover.allowed_signers))
+    check = partial(check_native_module, release, native_module_path())
+    check()
+    log.info("release_verified", version=release.version, note=f"signed by {release.signer}")
+    return check
 
 
 class Service:
@@ -75,12 +128,38 @@ class Service:
         share_checks: Checks = circuits,
     ) -> None:
         self.config = config
-        host = build_host(config, clock or SystemClock(), store)
-        _, self.clock, self.stats, self.role, self.store, self.lease = host
-        chain = build_chain(host, nodes)
-        self.node_pool, self.round_registry, self.tree_sync, self.chain_sync = chain
-        provers = build_provers(host, spawn_worker)
-        self.circuit_choice, self.prover_pool, self.proof_times = provers
+        self.clock = clock or SystemClock()
+        self.stats = Stats()
+        self.role = ROLES[config.helper.role]
+        self.store = store or create_store(config, self.clock)
+        self.lease = create_lease(config, self.store, self.clock)
+        self.node_pool = create_node_pool(config, self.clock, nodes)
+        self.round_registry = RoundRegistry(self.store, self.node_pool)
+        self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
+        self.chain_sync = ChainSync(
+            node_pool=self.node_pool,
+            rounds=self.round_registry,
+            trees=self.tree_sync,
+            interval=config.chain.poll_seconds,
+        )
+        self.circuit_choice = CircuitChoice(
+            config.prover.circuit,
+            clock=self.clock,
+            store_counted=lambda key, value: self.store.run(blocks.set_meta, key, value),
+        )
+        self.prover_pool = ProverPool(
+            # A host that only sends needs one worker, to verify proofs that the chain has refused.
+            workers=config.proof_slots if self.role.can_prove else 1,
+            circuits=self.circuit_choice.required_circuits,
+            clock=self.clock,
+            nice=config.prover.nice,
+            timeout=config.prover.timeout_seconds,
+            spawn=spawn_worker,
+            check_start=_create_native_module_check(config) if config.prover.require_verified else None,
+        )
+        self.proof_times = ProofTimes(
+            self.prover_pool.workers, lambda: self.prover_pool.estimated_seconds(self.circuit_choice.current)
+        )
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._agreed_block = asyncio.Event()
@@ -112,9 +191,66 @@ class Service:
             cluster=self.cluster,
         )
         self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)
-        pipeline = build_pipeline(host, chain, provers, self.gates)
-        self.sender, self.dispatcher, self.round_closing = pipeline
+        attempts = AttemptBudget(
+            store=self.store,
+            node_pool=self.node_pool,
+            rounds=self.round_registry,
+            stats=self.stats,
+            quick_retries=config.helper.max_attempts,
+        )
+        self.sender = Sender(
+            store=self.store,
+            node_pool=self.node_pool,
+            trees=self.tree_sync,
+            circuits=self.circuit_choice,
+            attempts=attempts,
+            verifier=self.prover_pool,
+            lease=self.lease,
+            clock=self.clock,
+            stats=self.stats,
+        )
         self.sender.subscribe(self._new_block.set)
+        revealer = Revealer(
+            store=self.store,
+            trees=self.tree_sync,
+            node_pool=self.node_pool,
+            circuits=self.circuit_choice,
+            attempts=attempts,
+            rounds=self.round_registry,
+            prover=self.prover_pool,
+            proof_times=self.proof_times,
+            clock=self.clock,
+            stats=self.stats,
+        )
+        backlog = Backlog(
+            store=self.store,
+            proof_times=self.proof_times,
+            limits=BacklogLimits(
+                due_shares=config.helper.backlog_min_shares or SHARES_PER_PROVER * self.prover_pool.workers,
+                overdue_seconds=config.helper.backlog_after_seconds,
+            ),
+            clock=self.clock,
+            stats=self.stats,
+        )
+        self.dispatcher = Dispatcher(
+            store=self.store,
+            revealer=revealer,
+            sender=self.sender if self.role.can_send else None,
+            get_gate=self.gates.get_dispatch_gate,
+            backlog=backlog,
+            slots=self.prover_pool.workers,
+            clock=self.clock,
+            stats=self.stats,
+            max_sleep=POLL_SECONDS if self.store.is_shared else MAX_SLEEP_SECONDS,
+        )
+        self.round_closing = RoundClosing(
+            store=self.store,
+            clock=self.clock,
+            stats=self.stats,
+            rounds=self.round_registry,
+            purge_after=config.helper.purge_after_hours * HOUR_SECONDS,
+            lease=self.lease,
+        )
         self.admission = AdmissionController(
             store=self.store,
             rounds=self.round_registry,
@@ -150,7 +286,10 @@ class Service:
             pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )
-        self.archive_writer, self.finished_rounds = build_archive(host, chain, is_writer=self._is_leader)
+        self.archive_writer: ArchiveWriter | None = None
+        self.finished_rounds: FinishedRounds | None = None
+        if config.archive.place and self.role.can_send:
+            self._create_archive()
 
     def _create_cluster_member(self, lease: Lease) -> ClusterMember:
         self.store.listen(self._on_notification)
@@ -163,6 +302,26 @@ class Service:
             rounds=self.round_registry,
             clock=self.clock,
             on_acquired=self._on_lease_acquired,
+        )
+
+    def _create_archive(self) -> None:
+        bucket = open_archive_bucket(self.config, self.clock)
+        open_readers = partial(ReadOnlyNodePool, self.node_pool, timeout=self.config.chain.timeout_seconds)
+        self.archive_writer = writer = ArchiveWriter(
+            bucket,
+            RevealHistory(open_readers()),
+            rounds=lambda: self.round_registry.agreed_rounds() if self.round_registry.is_synced else None,
+            clock=self.clock,
+            interval_seconds=self.config.archive.check_seconds,
+            is_writer=self._is_leader,
+        )
+        self.finished_rounds = FinishedRounds(
+            self.config,
+            bucket,
+            open_readers(),
+            archived_height=lambda: writer.archived_height,
+            is_writer=self._is_leader,
+            clock=self.clock,
         )
 
     def stop(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from helper.app.builders import create_lease
 from helper.app.cluster import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS, ClusterMember
+from helper.app.service import create_lease
 from helper.chain.round_registry import RoundRegistry
 from helper.config.sections import ROLES, Config
 from helper.core.refusals import PauseCause
