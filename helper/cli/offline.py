@@ -22,9 +22,8 @@ from helper.observability import log_config
 from helper.operations.operator_actions import OperatorActions
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import acting_as_owner
-from helper.server.edge import PEER_EXTENSION
+from helper.server.edge import USER_EXTENSION
 from helper.server.operator_routes import create_operator_app, stored_rounds
-from helper.server.protocol import Peer
 from helper.store.factory import read_file_encryption
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import RowEncryption
@@ -88,8 +87,7 @@ def _as_this_user(app: ASGIApp) -> ASGIApp:
     """Add the user of this process to each request, as the control socket does with its peer."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        peer = Peer(os.getpid(), os.getuid(), os.getgid())
-        await app({**scope, "extensions": {PEER_EXTENSION: peer}}, receive, send)
+        await app({**scope, "extensions": {USER_EXTENSION: os.getuid()}}, receive, send)
 
     return serve
 

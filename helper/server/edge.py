@@ -79,8 +79,8 @@ _ID_BYTES: Final = 8
 REQUEST_EXTENSION: Final = "request"
 """Key of the connection's `Request` among the extensions in a scope, by which an application reads the body within
 limits and aborts the response."""
-PEER_EXTENSION: Final = "peer"
-"""Key of the peer's credentials (`Peer`, or None) among them."""
+USER_EXTENSION: Final = "user"
+"""Key of the user id of the peer's process (None on a TCP socket) among them."""
 
 PlainHandler = Callable[[protocol.Request], Awaitable[Response]]
 """Answers a request, or raises an error that `error_response_to` knows."""
@@ -254,7 +254,7 @@ def _create_scope(request: protocol.Request) -> Scope:
         "client": request.addresses.client,
         "server": request.addresses.server,
         "state": {"request_id": request.id},
-        "extensions": {PEER_EXTENSION: request.addresses.peer, REQUEST_EXTENSION: request},
+        "extensions": {USER_EXTENSION: request.addresses.user, REQUEST_EXTENSION: request},
     }
 
 

@@ -29,9 +29,8 @@ from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Sour
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
 from helper.server import operator_json, operator_parameters
-from helper.server.edge import PEER_EXTENSION, JsonResponse, error_response, json_application
+from helper.server.edge import USER_EXTENSION, JsonResponse, error_response, json_application
 from helper.server.operator_json import KnownRound
-from helper.server.protocol import Peer
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
@@ -374,11 +373,11 @@ def _action_handlers(operations: OperatorActions, source: Source) -> dict[str, H
 
 async def identify_actor(request: Request, source: Source) -> Actor:
     """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
-    peer = request.scope.get("extensions", {}).get(PEER_EXTENSION)
-    if not isinstance(peer, Peer):
+    uid = request.scope.get("extensions", {}).get(USER_EXTENSION)
+    if uid is None:
         raise HTTPException(403, "unknown user: operator actions require the control socket")
-    name = await anyio.to_thread.run_sync(user_name, peer.uid)
-    return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
+    name = await anyio.to_thread.run_sync(user_name, uid)
+    return Actor(uid, name, "socket" if source == "daemon" else "file")
 
 
 def user_name(uid: int) -> str:

@@ -158,26 +158,18 @@ _DISCARDING: Final = frozenset({State.DRAINING, State.LINGERING})
 _ENDED: Final = frozenset({State.LINGERING, State.CLOSED})
 
 
-class Peer(NamedTuple):
-    """Process id, user id and group id of the peer of a unix socket, at the time of the connection."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
 class Addresses(NamedTuple):
     """The ends of a connection.
 
     Attributes:
         client: address and port of the peer; None on a unix socket, or if it has left.
         server: own address and port, or the path of the unix socket and None.
-        peer: the peer's process; None on a TCP socket.
+        user: user id of the peer's process, when it connected; None on a TCP socket.
     """
 
     client: tuple[str, int] | None
     server: tuple[str, int | None]
-    peer: Peer | None
+    user: int | None
 
 
 class Edge(Protocol):
@@ -902,7 +894,8 @@ def _read_addresses(sock: socket.socket) -> Addresses:
     own = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Addresses(None, (str(own), None), Peer(*_CREDENTIALS.unpack(credentials)))
+        _, user, _ = _CREDENTIALS.unpack(credentials)
+        return Addresses(None, (str(own), None), user)
     try:
         client = sock.getpeername()[:2]
     except OSError:
