@@ -151,12 +151,12 @@ class Edge:
         if self._trace_clock is not None:
             self._begin_trace(request, self._trace_clock)
         try:
-            if request.method == "OPTIONS" and request.path.startswith(CORS_PREFIXES):
-                allowed = _API_HEADERS if request.path.startswith(_API_PREFIX) else _WALLET_HEADERS
+            if request.head.method == "OPTIONS" and request.head.path.startswith(CORS_PREFIXES):
+                allowed = _API_HEADERS if request.head.path.startswith(_API_PREFIX) else _WALLET_HEADERS
                 headers = {**_PREFLIGHT, "Access-Control-Allow-Headers": allowed}
                 response = Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
             elif self.posts_share(request):
-                response = await self._answer(request, self._posts[request.path])
+                response = await self._answer(request, self._posts[request.head.path])
             else:
                 await self._serve(request)
                 return
@@ -170,7 +170,7 @@ class Edge:
 
     def posts_share(self, request: protocol.Request) -> bool:
         """Whether a request posts a share, and is not answered in turn."""
-        return request.method == "POST" and request.path in self._posts
+        return request.head.method == "POST" and request.head.path in self._posts
 
     def refuse(self, refusal: Refusal) -> Response:
         """The response to a request that its connection refuses."""
@@ -183,7 +183,7 @@ class Edge:
         try:
             return await handler(request)
         except Exception as error:
-            response = error_response_to(error, request.path, request.headers, request.id)
+            response = error_response_to(error, request.head.path, request.head.headers, request.id)
             if response is None:
                 raise
             return response
@@ -214,8 +214,8 @@ class Edge:
             raise RuntimeError("the application has not responded")
 
     def _choose_id(self, request: protocol.Request) -> str:
-        if not request.path.startswith(WALLET_PREFIX):
-            incoming = [value for name, value in request.headers if name == _ID_HEADER]
+        if not request.head.path.startswith(WALLET_PREFIX):
+            incoming = [value for name, value in request.head.headers if name == _ID_HEADER]
             if len(incoming) == 1 and _WELL_FORMED_ID.fullmatch(incoming[0]) is not None:
                 return incoming[0].decode("ascii")
         return secrets.token_hex(_ID_BYTES)
@@ -223,8 +223,8 @@ class Edge:
     @staticmethod
     def _begin_trace(request: protocol.Request, clock: Clock) -> None:
         """Trace a request of the wallet API that has a valid id."""
-        ids = [value for name, value in request.headers if name == TRACE_HEADER]
-        if len(ids) == 1 and _TRACE_ID.fullmatch(ids[0]) and request.path.startswith(WALLET_PREFIX):
+        ids = [value for name, value in request.head.headers if name == TRACE_HEADER]
+        if len(ids) == 1 and _TRACE_ID.fullmatch(ids[0]) and request.head.path.startswith(WALLET_PREFIX):
             request.trace = RequestTrace(ids[0], clock)
             if request.is_body_complete:
                 request.trace.note_body_end()
@@ -233,7 +233,7 @@ class Edge:
         """Count a response, and return its headers with those that every response has."""
         if status >= HTTPStatus.BAD_REQUEST:
             self._refusals[int(status)] += 1
-        cors = CORS_HEADERS if request.path.startswith(CORS_PREFIXES) else ()
+        cors = CORS_HEADERS if request.head.path.startswith(CORS_PREFIXES) else ()
         traced = () if request.trace is None else request.trace.headers()
         return [*headers, *cors, *traced, (_ID_HEADER, request.id.encode())]
 

@@ -65,7 +65,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import formatdate
 from enum import IntEnum, auto
 from http import HTTPStatus
@@ -303,14 +303,9 @@ class Request:
 
     Attributes:
         connection: the connection; None when the response is complete or not wanted any more.
-        method: as received.
-        path: percent-decoded, without the query.
-        headers: names in lower case, and values, in the order of arrival.
         id, trace: set by the edge; `trace` is None if the request is not traced.
-        keep_alive: whether another request may follow the response.
         body: received bytes of the body that the handler has not taken.
         is_body_complete: whether the body was received completely.
-        awaits_continue: whether the client waits for a 100 response. It may omit the announced body after a final one.
         has_response_begun: whether the response's status is decided.
     """
 
@@ -319,13 +314,8 @@ class Request:
     addresses: Addresses
     id: str = ""
     trace: RequestTrace | None = None
-    method: str = field(init=False)
-    path: str = field(init=False)
-    headers: Headers = field(init=False)
-    keep_alive: bool = field(init=False)
     body: bytes | bytearray = b""
     is_body_complete: bool = False
-    awaits_continue: bool = field(init=False)
     has_response_begun: bool = False
     _changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
     _is_taken: bool = False  # whether anything of the body was taken
@@ -333,11 +323,6 @@ class Request:
     _head_lines: bytes = b""  # the begin of the response, written with the first part of its body
     _body_left: int | None = 0  # bytes of the response's body; None if it has no length
     _is_chunked: bool = False
-
-    def __post_init__(self) -> None:
-        head = self.head
-        self.method, self.path, self.headers = head.method, head.path, head.headers
-        self.keep_alive, self.awaits_continue = head.keep_alive and not head.expects_continue, head.expects_continue
 
     # ------------------------------------------------------------------ for the handler: request
 
@@ -348,7 +333,7 @@ class Request:
 
     def take_body(self, max_bytes: int) -> bytes | None:
         """The whole body, if it was received before this call and is not larger than `max_bytes`; otherwise None."""
-        is_whole = self.is_body_complete and not self._is_taken and not self.awaits_continue
+        is_whole = self.is_body_complete and not self._is_taken and not self.head.expects_continue
         if not is_whole or len(self.body) > max_bytes:
             return None
         body, self.body = bytes(self.body), b""
@@ -362,8 +347,8 @@ class Request:
             ClientLeft: the client has left, the request was refused, or its response is complete.
         """
         connection = self.connection
-        if self.awaits_continue and connection is not None and not self.has_response_begun:
-            self.awaits_continue = False
+        if self.head.expects_continue and connection is not None and not self.has_response_begun:
+            self.head.expects_continue = False
             connection.transport.write(_CONTINUE)
         while self.connection is not None:
             if self.body or (self.is_body_complete and not self._is_end_taken):
@@ -385,7 +370,7 @@ class Request:
         if connection is None:
             return
         self._head_lines = self._encode_head(connection, status, headers, len(body))
-        self._write(connection, b"" if self.method == "HEAD" else body)
+        self._write(connection, b"" if self.head.method == "HEAD" else body)
         self._complete(connection)
 
     def begin_response(self, status: int, headers: Headers) -> None:
@@ -405,7 +390,7 @@ class Request:
         connection = self.connection
         if connection is None:
             return
-        if self.method == "HEAD":
+        if self.head.method == "HEAD":
             part = b""
         elif self._body_left is not None:
             self._body_left -= len(part)
@@ -463,14 +448,15 @@ class Request:
             elif name == b"connection" and b"close" in value.lower():
                 says_close = True
             lines.append(b"%b: %b\r\n" % (name, value))
-        self.keep_alive = self.keep_alive and not says_close and not connection.listener.is_stopping
+        if says_close or connection.listener.is_stopping:
+            self.head.keep_alive = False
         if status not in _BODILESS_STATUSES:
             if length is not None:
                 lines.append(b"content-length: %d\r\n" % length)
-            elif self.head.http_version == "1.1" and self.method != "HEAD" and not is_chunked:
+            elif self.head.http_version == "1.1" and self.head.method != "HEAD" and not is_chunked:
                 is_chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")
-        if not self.keep_alive and not says_close:
+        if not self.head.keep_alive and not says_close:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         head = b"".join(lines)
@@ -601,7 +587,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         request = self._request
         if request is None or not request.is_body_complete:
             self._receive(data)
-        elif request.keep_alive:
+        elif request.head.keep_alive:
             self._unparsed += data
             self.adjust_reading()
 
@@ -615,7 +601,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         if request is None or not request.is_body_complete:
             self._close()
             return False
-        request.keep_alive = False
+        request.head.keep_alive = False
         if self._deadline is None:  # a transport that reads again after a pause reports the end again
             self._set_deadline(self._loop.time() + self.listener.limits.half_closed_seconds)
         return True
@@ -680,7 +666,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             is_drained = self._state is State.DRAINING and self._request is not None and self._request.is_body_complete
             if is_drained and not self._end_request():
                 return
-        if self._request is not None and self._request.keep_alive:
+        if self._request is not None and self._request.head.keep_alive:
             self._unparsed = data[at:]
         self._continue(len(data))
         self.adjust_reading()
@@ -743,16 +729,16 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             if self._end_request() and self._unparsed:
                 data, self._unparsed = self._unparsed, b""
                 self._receive(data)
-        elif request.awaits_continue:
+        elif request.head.expects_continue:
             self._close()  # the client may omit the announced body, so the next bytes are ambiguous
         else:
             self.move(State.DRAINING)
-            self._discard(self.listener.limits.head_seconds if request.keep_alive else LINGER_SECONDS)
+            self._discard(self.listener.limits.head_seconds if request.head.keep_alive else LINGER_SECONDS)
 
     def _end_request(self) -> bool:
         """Wait for the next request, or close. Returns whether the connection stays open."""
         request, self._request = self._request, None
-        if request is None or not request.keep_alive or self.listener.is_stopping:
+        if request is None or not request.head.keep_alive or self.listener.is_stopping:
             self._close()
             return False
         self.move(State.IDLE)
@@ -815,7 +801,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         elif self._state is State.HEAD:
             self._refuse(find_refusal(Situation.TOO_MANY_CONNECTIONS, names_attempt=False), lingers=False)
         elif self._state in _UNANSWERED and self._request is not None:
-            names_attempt = attempt_token(self._request.headers) is not None
+            names_attempt = attempt_token(self._request.head.headers) is not None
             self._refuse(find_refusal(Situation.TOO_MANY_SLOW_REQUESTS, names_attempt=names_attempt))
         else:
             self.abort()

@@ -47,8 +47,8 @@ class RequestHead:
         http_version: "1.1" or "1.0".
         headers: names in lower case, and values, in the order of arrival.
         content_length: length of the body; 0 if it is chunked or there is none.
-        expects_continue: whether the client waits for a 100 response before it sends the body.
-        keep_alive: whether another request may follow.
+        expects_continue: whether the client waits for a 100 response. It may omit the announced body after a final one.
+        keep_alive: whether another request may follow; reset when that changes.
     """
 
     method: str
@@ -256,6 +256,7 @@ class RequestParser:
                 expects_continue |= b"100-continue" in map(bytes.strip, value.lower().split(b","))
         if host_count != 1 and (host_count or version != "1.0"):
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "headers: exactly one Host is required")
+        expects_continue &= version != "1.0"  # its client would take the 100 for its response (RFC 9110, 10.1.1)
         url = httptools.parse_url(self._target)
         raw_path = url.path or b"/"
         path = raw_path.decode("ascii")
@@ -268,9 +269,11 @@ class RequestParser:
             http_version=version,
             headers=self._headers,
             content_length=0 if is_chunked else content_length,
-            # a client of HTTP/1.0 would take the 100 for its response (RFC 9110, section 10.1.1)
-            expects_continue=expects_continue and version != "1.0",
-            keep_alive=version == "1.1" and not self._is_upgrade and self._parser.should_keep_alive(),
+            expects_continue=expects_continue,
+            keep_alive=version == "1.1"
+            and not self._is_upgrade
+            and not expects_continue
+            and self._parser.should_keep_alive(),
         )
 
 

@@ -158,9 +158,9 @@ def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) 
 
     async def accept(request: protocol.Request) -> Response:
         try:
-            check_token(request.headers, api_token)
+            check_token(request.head.headers, api_token)
             async with body_reader.buffer_body(request) as body:
-                seconds = longest_wait(request.headers)
+                seconds = longest_wait(request.head.headers)
                 outcome = await view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
         except Exception as error:
             view.count_outcome(f"post_{_classify_error(error)}")

@@ -63,15 +63,15 @@ class ScriptedEdge:
         self.is_released = asyncio.Event()
 
     async def __call__(self, request: Request) -> None:
-        if request.path == "/wait":
+        if request.head.path == "/wait":
             await self.is_released.wait()
-        if request.path == "/parts":
+        if request.head.path == "/parts":
             request.begin_response(200, [])
             await request.send(b"first", more=True)
             await self.is_released.wait()
             await request.send(b"last", more=False)
             return
-        if request.path == "/abort":
+        if request.head.path == "/abort":
             request.begin_response(200, [])
             request.abort()
             return
