@@ -130,13 +130,20 @@ class Listeners:
     def _wallet_edge(self) -> Edge:
         config, feed = self._config, self._feed
         token = config.operator.token
-        events = [events_route(feed, token, self._clock)] if feed is not None and token else []
+        routes: list[BaseRoute] = [events_route(feed, token, self._clock)] if feed is not None and token else []
+        routes += health_routes(self._run_checks)
+        if self._gateway is not None:
+            routes += self._gateway.routes()
+        if self._admin is not None:
+            routes.append(self._admin.mount)
+        if self._page is not None:
+            routes.append(self._page)  # the last one, because it matches every path
         return create_wallet_edge(
             self._view,
             api_token=config.helper.api_token,
             expose_queue_status=config.helper.expose_queue_status,
             refusals=self._refusals,
-            more_routes=[*events, *self._common_routes()],
+            more_routes=routes,
             trace_clock=self._clock if config.server.trace_requests else None,
         )
 
@@ -213,17 +220,6 @@ class Listeners:
     def _get_audit(self, round_id: bytes) -> AuditResponse | None:
         stored = None if self._audits is None else self._audits.get(round_id)
         return None if stored is None else _audit_response(stored)
-
-    def _common_routes(self) -> list[BaseRoute]:
-        """Routes that do not depend on the queue. The page comes last, because it matches every path."""
-        routes: list[BaseRoute] = [*health_routes(self._run_checks)]
-        if self._gateway is not None:
-            routes += self._gateway.routes()
-        if self._admin is not None:
-            routes.append(self._admin.mount)
-        if self._page is not None:
-            routes.append(self._page)
-        return routes
 
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -179,25 +179,18 @@ class Gateway:
                 forwarded = ProxyRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
             page_reads = self._page_reads if is_leaves else None
             forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
-            stack.enter_context(self._acquire_slot(forwarding))
+            self._abort_slowest_stream()
+            if forwarding.holds_slot:
+                self._require_slot()
+            self._active.add(forwarding)
+            stack.callback(self._active.discard, forwarding)
             await forwarding.run(self._proxy, forwarded)
 
-    @contextlib.contextmanager
-    def _acquire_slot(self, forwarding: _ForwardedRequest) -> Iterator[None]:
-        """Hold a slot for a request.
-
-        Raises:
-            TemporaryRefusal: no slot is free and none can be freed.
-        """
-        self._abort_slowest_stream()
+    def _require_slot(self) -> None:
+        """Raise TemporaryRefusal if no slot is free and none can be freed."""
         busy = sum(each.holds_slot for each in self._active)  # their nodes have not responded yet, or they are POSTs
-        if forwarding.holds_slot and busy >= self._limits.max_concurrent and not self._abort_slow_read():
+        if busy >= self._limits.max_concurrent and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
-        self._active.add(forwarding)
-        try:
-            yield
-        finally:
-            self._active.discard(forwarding)
 
     def _abort(self, forwarding: _ForwardedRequest) -> None:
         """Abort a request, and release its slot immediately: its task ends only after the connection."""
