@@ -7,8 +7,8 @@ import random
 import tracemalloc
 from collections.abc import Iterable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -28,7 +28,7 @@ class FakeRequest(Request):
     """A request with a body whose parts arrive when they are awaited."""
 
     def __init__(self, *parts: bytes, received: bytes | None = None, content_length: int = 0) -> None:
-        self.head = Mock(content_length=content_length)
+        self.head: Any = SimpleNamespace(content_length=content_length)
         self.parts = [*parts, b""]
         self._received = received
 
