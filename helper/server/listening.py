@@ -164,7 +164,7 @@ async def _no_application(_scope: Scope, _receive: Receive, _send: Send) -> None
 
 def _accept_last(listening: socket.socket) -> list[socket.socket]:
     """Accept the connections that wait, and close the socket at once: one that comes in between is reset."""
-    accepted = []
+    accepted = list[socket.socket]()
     listening.setblocking(False)
     with listening, contextlib.suppress(OSError):  # none waits any more, or too many files are open
         while len(accepted) < BACKLOG:
