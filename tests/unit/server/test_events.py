@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from helper.server.page_routes import PATH, events_route
 from tests.support.clock import FakeClock
 from tests.support.fakes import wait_until
 
-SECONDS = 0.4
+SECONDS = 12_345.0
+"""Time limit of a client that does not read; tests say when it is over."""
 LARGE_EVENT = b"x" * (1 << 18)
 """A state larger than the buffers."""
 
@@ -26,9 +28,32 @@ async def fail_snapshot() -> object:
     raise AssertionError("no state is created in these tests")
 
 
+@pytest.fixture
+async def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Let the time limits of all clients that have bytes to read be over. Returns their number."""
+    loop, held = asyncio.get_running_loop(), dict[asyncio.TimerHandle, Callable[[], None]]()
+    call_later = loop.call_later
+
+    def hold(delay: float, callback: Callable[..., None], *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        handle = call_later(delay, callback, *args, **kwargs)
+        if delay == SECONDS:
+            held[handle] = callback
+        return handle
+
+    def expire_held() -> int:
+        due = [callback for handle, callback in held.items() if not handle.cancelled()]
+        held.clear()
+        for callback in due:
+            callback()
+        return len(due)
+
+    monkeypatch.setattr(loop, "call_later", hold)
+    return expire_held
+
+
 @contextlib.asynccontextmanager
 async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
-    """Serve events and drop clients that do not read for a short time; yields the port."""
+    """Serve events to clients with this time limit; yields the port."""
     server = Server(
         Edge(json_application([events_route(feed, "token", FakeClock())])), ConnectionLimits(stalled_seconds=SECONDS)
     )
@@ -55,17 +80,16 @@ async def open_listener(port: int) -> socket.socket:
     return client
 
 
-async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
+async def read_until(client: socket.socket, text: bytes) -> None:
     received = b""
     while text not in received:
-        await asyncio.sleep(pause)
         data = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
         assert data, f"the connection ended before {text!r}"
         received = received[-100:] + data
 
 
 async def test_events_client_that_does_not_read_is_the_only_one_dropped(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], expire: Callable[[], int]
 ) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
@@ -75,7 +99,7 @@ async def test_events_client_that_does_not_read_is_the_only_one_dropped(
                 feed.publish(b"%d-" % number + LARGE_EVENT)
                 await read_until(responsive, b"data: %d-x" % number)
                 await read_until(responsive, b"x\n\n")
-            await wait_until(lambda: feed.listener_count == 1)  # its slot is free
+            await wait_until(lambda: not expire() and feed.listener_count == 1)  # its slot is free
             feed.publish(b"last")
             await read_until(responsive, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
@@ -83,10 +107,13 @@ async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     assert not any(capfd.readouterr()), "a client that does not read is not logged as an error"
 
 
-async def test_events_slow_reader_is_not_dropped() -> None:
+async def test_events_slow_reader_is_not_dropped(expire: Callable[[], int]) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as slow:
             await wait_until(lambda: feed.listener_count)
-            feed.publish(LARGE_EVENT + b"end")
-            await read_until(slow, b"xend\n\n", pause=SECONDS / 20)
+            feed.publish(LARGE_EVENT + b"middle" + LARGE_EVENT + b"end")
+            await read_until(slow, b"middle")
+            assert expire() == 1
+            await read_until(slow, b"xend\n\n")
+            assert expire() == 0, "it has read everything"
