@@ -104,7 +104,6 @@ class WriterThread(ABC, Generic[TransactionT]):
     """A thread that runs operations in batches, each batch in one transaction.
 
     Attributes:
-        commits: number of committed transactions since the start.
         has_met_damage: whether an operation failed because the database is damaged, since this was last reset.
     """
 
@@ -114,7 +113,6 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Future[None] | None = None
         self._keys: DatabaseKeys | None = None
-        self.commits = 0
         self.has_met_damage = False
 
     @property

@@ -204,7 +204,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             self._roll_back()
             self._retry_or_fail(error, batch, in_doubt=in_doubt)
             return
-        self.commits += 1
         self._report_damaged(tx)
         tx.has_deleted_rows = False
         deliver_results(batch)

@@ -146,7 +146,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             raise
         if probe:
             self.disk_health.record_success()
-        self.commits += 1
 
     def _count_changes(self, tx: SqliteTransaction) -> int:
         return tx.conn.total_changes

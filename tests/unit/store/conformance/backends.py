@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -73,6 +74,10 @@ class StoreBackend(Protocol):
         """Read what has been synced of the write-ahead log; a different value after each sync of changes."""
         ...
 
+    def count_writes(self) -> int:
+        """Count the transactions that have written, from any number on."""
+        ...
+
     def open_offline_readers(self) -> AbstractAsyncContextManager[list[QueueReader]]:
         """Open the readers that need no open store."""
         ...
@@ -117,6 +122,10 @@ class SqliteBackend:
         """Read the WAL: with `synchronous = FULL` each commit that has written to it syncs it."""
         return Path(f"{self.path}-wal").read_bytes()
 
+    def count_writes(self) -> int:
+        """Read the change counter of the WAL's index (https://sqlite.org/walformat.html)."""
+        return int.from_bytes(Path(f"{self.path}-shm").read_bytes()[8:12], sys.byteorder)
+
     async def prepare_store(self, store: Store) -> None:
         """Do nothing: a file has one host, which sends."""
 
@@ -149,8 +158,9 @@ class PostgresBackend:
         *,
         host: str = "one",
         sealing_keys: list[bytes] | None = None,
-        lease: float = 10.0,
+        lease: float = 600.0,
     ) -> PostgresStore:
+        """By default no lease expires and no claim is renewed during a test; tests expire them by hand."""
         return PostgresStore(
             self.address,
             keyring=Keyring(SEALING_KEYS if sealing_keys is None else sealing_keys),
@@ -182,6 +192,10 @@ class PostgresBackend:
     def read_synced_log(self) -> object:
         """Read the position up to which the WAL is on disk."""
         return self.query_rows("SELECT pg_current_wal_flush_lsn()")
+
+    def count_writes(self) -> int:
+        """Read the next transaction number of the server. A transaction that is rolled back has had one too."""
+        return int(self.query_rows("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")[0][0])
 
     async def prepare_store(self, store: Store) -> None:
         assert isinstance(store, PostgresStore)

@@ -155,12 +155,12 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
     numbers = range(512)
-    before = store._writer.commits
+    before = backend.count_writes()
 
     outcomes = await asyncio.gather(*(enqueue(store, make_posted_share(n)) for n in numbers))
 
     assert set(outcomes) == {EnqueueResult.QUEUED}
-    assert store._writer.commits - before == 1
+    assert backend.count_writes() - before == 1
     await store.close()
     reopened = await reopen()
     assert await reopened.count_shares() == {ROUND: {ShareState.WAITING: 512}}
