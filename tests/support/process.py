@@ -131,9 +131,9 @@ def find_free_port(count: int = 1) -> int:
             return port
 
 
-async def wait_until_gone(pids: Sequence[int], seconds: float = TIMEOUT_SECONDS) -> None:
-    async with asyncio.timeout(seconds):
-        await poll(lambda: not any(_is_running(pid) for pid in pids))
+async def wait_until_gone(pids: Sequence[int]) -> None:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        await poll(lambda: not any(map(is_running, pids)))
 
 
 def child_pids(pid: int) -> list[int]:
@@ -145,7 +145,7 @@ def child_pids(pid: int) -> list[int]:
     return pids
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process runs. A zombie process does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
