@@ -14,39 +14,27 @@ from devnet import ballot
 from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import HelperProcess, cast_vote, run_chain, run_helper, unix_time_in
 
-TIMEOUT_SECONDS = 60.0
-
-
-async def _post_until_accepted(helper: HelperProcess, body: object) -> list[int]:
-    """Post while the response is 503. Returns all status codes."""
-    statuses: list[int] = []
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while True:
-            statuses.append((await helper.post_share(body)).status_code)
-            if statuses[-1] != 503:
-                return statuses
-            await asyncio.sleep(0.2)
-
 
 async def test_extended_round_reveals_shares_due_after_its_first_end(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     async with run_helper(tmp_path, http, chain, nodes=2) as helper:
-        first_end = unix_time_in(20)
-        round_id = await chain.open_round(vote_end_time=first_end)
-        other_round = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=[0, *[first_end - 4] * 15])
+        round_id, other_round = await chain.open_round(), await chain.open_round()
+        due = unix_time_in(8)
+        vote = await cast_vote(chain, helper, round_id, times=[0, *[due] * 15])
         assert vote.is_accepted
-        late = first_end + 4
         async with helper.create_wallet(chain.url) as wallet:
             second = await wallet.seal_ballot(round_id, 1, 1)
             position = await wallet.cast_ballot(second)
         await helper.wait_for_leaf(round_id, position)
-        await chain.post("/devnet/rounds/end-time", {"round_id": round_id.hex(), "vote_end_time": first_end + 3600})
-        await chain.mine()
+        await chain.set_faults(halt_chain=True)  # no block ends the round before its end is extended
+        first_end = max(due, unix_time_in(0)) + 2
+        for end in (first_end, first_end + 3600):
+            await _change_end(chain, helper, round_id, end, block_time=first_end - 1)
+        await chain.set_faults(halt_chain=False)
+        late = first_end + 2
         body = ballot.post_body(second, second.shares[0], position, late)
-        await helper.wait_for("knows the new end", lambda: _knows_end(helper, round_id, first_end + 3600))
-        assert (await _post_until_accepted(helper, body))[-1] == 200
+        assert (await helper.post_share(body)).status_code == 200
         await helper.wait_until_confirmed(vote)
         async with helper.timeout("confirms the late share"):
             while await helper.share_status(round_id, second.shares[0].nullifier) != "confirmed":
@@ -67,12 +55,16 @@ async def test_round_with_unknown_status_is_closed_and_purged(
         run_chain(tmp_path, *flags) as chain,
         run_helper(tmp_path, http, chain, helper={"purge_after_hours": 0}) as helper,
     ):
-        end = unix_time_in(15)
-        round_id = await chain.open_round(vote_end_time=end)
-        vote = await cast_vote(chain, helper, round_id, times=[end - 1] * 16)
+        round_id = await chain.open_round()
+        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(1800)))
         assert vote.is_accepted
+        await chain.set_faults(halt_chain=True)  # no block ends the round before its status is unknown
+        end = unix_time_in(2)
+        await _change_end(chain, helper, round_id, end, block_time=end - 1)
         await chain.set_faults(routes=["rounds", "round"], round_status=9)
+        await chain.post("/devnet/mine", {"time": end - 1})
         await helper.wait_until("reports the status", _has_note("status 9"))
+        await chain.set_faults(halt_chain=False)
         await helper.wait_for("purges the round", lambda: helper.query_rows("SELECT count(*) FROM rounds") == [(0,)])
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
         assert time.time() > end
@@ -83,6 +75,13 @@ def _has_note(text: str) -> Callable[[dict[str, Any]], bool]:
     return lambda facts: any(text in f"{check['problem']} {check['note']}" for check in facts["checks"])
 
 
-async def _knows_end(helper: HelperProcess, round_id: bytes, end: int) -> bool:
-    rounds = {entry["round"]: entry for entry in (await helper.operator_get("/rounds"))["rounds"]}
-    return bool(rounds[round_id.hex()]["ends"] == end)
+async def _change_end(chain: DevChain, helper: HelperProcess, round_id: bytes, end: int, *, block_time: int) -> None:
+    """Change the end of a round in a block of this time, and wait until the helper knows it."""
+    await chain.post("/devnet/rounds/end-time", {"round_id": round_id.hex(), "vote_end_time": end})
+    await chain.post("/devnet/mine", {"time": block_time})
+
+    async def knows_end() -> bool:
+        rounds = {entry["round"]: entry for entry in (await helper.operator_get("/rounds"))["rounds"]}
+        return bool(rounds[round_id.hex()]["ends"] == end)
+
+    await helper.wait_for("knows the new end", knows_end)
