@@ -26,7 +26,7 @@ from devnet.wallet import CastShare, CastVote
 from tests.support.devnet import DevChain, era_flags
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess, run_chain
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
-from tests.support.slow_link import SlowLink
+from tests.support.slow_link import run_slow_link
 from tests.support.wallets.library import LibraryShare, LibraryWallet
 
 ERAS = ("0.5", "1.6")
@@ -49,16 +49,16 @@ CHAIN_FLAGS = ("--block-seconds", "1", "--stand-in-proofs", "--extra-nodes", "1"
 
 @dataclass
 class Service:
-    """Two helpers and a gateway, each behind a slow link, and a second link to the gateway."""
+    """Two helpers and a gateway, the URLs of a slow link to each, and of a second link to the gateway."""
 
     helpers: list[HelperProcess]
     gateway: HelperProcess
-    helper_links: list[SlowLink]
-    gateway_link: SlowLink
-    batch_link: SlowLink
+    helper_links: list[str]
+    gateway_link: str
+    batch_link: str
 
     def create_wallet(self) -> LibraryWallet:
-        return LibraryWallet(self.gateway_link.url, [link.url for link in self.helper_links], rng=random.Random(7))
+        return LibraryWallet(self.gateway_link, self.helper_links, rng=random.Random(7))
 
 
 @dataclass
@@ -90,7 +90,7 @@ async def start_service(stack: AsyncExitStack, directory: Path, chain: DevChain)
         await helper.wait_until_ready()
     await gateway.wait_for_response("/shielded-vote/v1/rounds", 200)
     links = [
-        await stack.enter_async_context(SlowLink(url, bytes_per_second=BYTES_PER_SECOND, delay=DELAY_SECONDS))
+        await stack.enter_async_context(run_slow_link(url, bytes_per_second=BYTES_PER_SECOND, delay=DELAY_SECONDS))
         for url in (*(helper.url for helper in helpers), gateway.url, gateway.url)
     ]
     return Service(helpers, gateway, links[:2], links[2], links[3])
@@ -110,7 +110,7 @@ async def post_large_batch(service: Service, chain: DevChain) -> LargeBatch:
     votes = [(proofs.random_field(), number + 1) for number in range(BATCH_VOTES)]
     body = batch_body(round_id, votes, anchor_height=1, proof_bytes=PROOF_BYTES)
     body["delegation"] = {name: value for name, value in delegation_body(round_id).items() if name != "vote_round_id"}
-    async with LibraryWallet(service.batch_link.url, [], rng=random.Random(8)) as wallet:
+    async with LibraryWallet(service.batch_link, [], rng=random.Random(8)) as wallet:
         started_at = time.monotonic()
         reply = await wallet.chain.post_transaction(BATCH_DELEGATE, body)
         return LargeBatch(reply, wallet.attempts, len(json.dumps(body)), time.monotonic() - started_at)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from tests.support.tcp_gate import TcpGate
+from tests.support.servers import serve_connections
 
 _PIECE_BYTES: Final = 1460
 """Bytes that are forwarded together, as in a TCP segment. Connections share a link piece by piece."""
@@ -28,15 +31,7 @@ class _Direction:
     async def carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         """Forward one connection until its source ends."""
         on_link: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_PIECES)
-        tasks = [
-            asyncio.ensure_future(self._send(source, on_link)),
-            asyncio.ensure_future(_deliver(on_link, target)),
-        ]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await _run_both(self._send(source, on_link), _deliver(on_link, target))
 
     async def _send(self, source: asyncio.StreamReader, on_link: asyncio.Queue[tuple[float, bytes]]) -> None:
         """Put the data of a connection on the link; nothing for its end."""
@@ -63,19 +58,35 @@ async def _deliver(on_link: asyncio.Queue[tuple[float, bytes]], target: asyncio.
         await target.drain()
 
 
-class SlowLink(TcpGate):
-    """Forwards connections to another local port like a slow link. An async context manager.
+async def _run_both(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run two coroutines; an error of one ends the other."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def run_slow_link(url: str, *, bytes_per_second: float, delay: float) -> AsyncIterator[str]:
+    """Forward connections to another local port like a slow link; yields the link's URL.
 
     A request takes at least twice the delay. The opening of a connection takes no time, because the kernel accepts it.
 
     Args:
         bytes_per_second: bandwidth of each direction, for all connections together.
     """
+    address, up, down = urlsplit(url), _Direction(bytes_per_second, delay), _Direction(bytes_per_second, delay)
 
-    def __init__(self, url: str, *, bytes_per_second: float, delay: float) -> None:
-        super().__init__(url)
-        self._up = _Direction(bytes_per_second, delay)
-        self._down = _Direction(bytes_per_second, delay)
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(address.hostname, address.port)
+            try:
+                # An abort of one side, unlike a normal end, must abort the other side.
+                await _run_both(up.carry(reader, far_writer), down.carry(far_reader, writer))
+            finally:
+                far_writer.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
-        await (self._up if is_request else self._down).carry(source, target)
+    async with serve_connections(forward) as port:
+        yield f"http://127.0.0.1:{port}"
