@@ -167,7 +167,7 @@ async def _cast_vote(
         return await wallet.cast_vote(round_id, proposal, decision, weight=weight, times=times)
 
 
-def times_within(seconds: int, *, after: int = 1) -> list[int]:
-    """Return 16 due times over this many seconds, the first after `after` seconds."""
-    start = unix_time_in(after)
+def times_within(seconds: int) -> list[int]:
+    """Return 16 due times over this many seconds from the next second on."""
+    start = unix_time_in(1)
     return [start + index * seconds // ballot.SHARE_COUNT for index in range(ballot.SHARE_COUNT)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
 
 from playwright.async_api import Locator, expect
 
+from devnet import ballot
 from tests.browser.browser_tab import BrowserTab
-from tests.browser.environment import PIR_LAYOUT, PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
+from tests.browser.environment import PIR_LAYOUT, PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment
+from tests.support.harness import unix_time_in
 from tests.support.secrets import collect_secrets, secrets_in_text
 
 
@@ -103,25 +104,28 @@ async def test_queue_view_updates_live(tab: BrowserTab, environment: BrowserEnvi
     await tab.open_queue(TOKEN)
     card = tab.page.get_by_role("article", name=f"Round {environment.open_round_id.hex()[:8]}")
     await card.wait_for()
-    before = await read_counts(card)
-    assert before["Waiting"] > 0
-    vote = await environment.cast_vote(times_within(5, after=6))
-    total = sum(before.values()) + 16
-    async with environment.helper.timeout("shows all shares of a vote"):
-        while sum((await read_counts(card)).values()) < total:
-            await asyncio.sleep(0.05)
-    states: list[dict[str, Any]] = []
-    async with environment.helper.timeout("has revealed a vote"):
-        while not states or states[-1]["Confirmed"] < before["Confirmed"] + 16:
-            now = await read_counts(card)
-            if not states or now != states[-1]:
-                states.append(now)
-            await asyncio.sleep(0.05)
-    assert {sum(state.values()) for state in states} == {total}, "each is shown exactly once"
-    assert max(state["Waiting"] for state in states) > before["Waiting"], "requests wait between refreshes"
-    steps = [state["Confirmed"] for state in states]
+    shown = [await read_counts(card)]
+    assert shown[0]["Waiting"] > 0
+    later, now = ballot.same_second_times(unix_time_in(1800)), ballot.immediate_times()
+    async with environment.helper.create_wallet() as wallet:
+        sealed = await wallet.seal_ballot(environment.open_round_id, 1, 0)
+        position = await wallet.cast_ballot(sealed)
+        for state, times, indices in (
+            ("Waiting", later, range(6)),
+            ("Confirmed", now, range(6, 11)),  # each part is posted when the page shows the one before
+            ("Confirmed", now, range(11, ballot.SHARE_COUNT)),
+        ):
+            vote = await wallet.post_shares(sealed, position, times=times, indices=indices)
+            expected = shown[-1][state] + len(indices)
+            async with environment.helper.timeout(f"shows {expected} as {state}"):
+                while shown[-1][state] < expected:
+                    shown.append(await read_counts(card))
+                    await asyncio.sleep(0.05)
+    totals = [sum(counts.values()) for counts in shown]
+    assert totals == sorted(totals)
+    assert totals[-1] == totals[0] + ballot.SHARE_COUNT, "each is shown exactly once"
+    steps = [counts["Confirmed"] for counts in shown]
     assert steps == sorted(steps)
-    assert len(set(steps)) > 2, "requests are sequential"
 
     failures = tab.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before the share was confirmed").wait_for()
@@ -130,9 +134,9 @@ async def test_queue_view_updates_live(tab: BrowserTab, environment: BrowserEnvi
     table = tab.page.get_by_role("table", name=re.compile("Shares due per minute"))
     due = [int(await cell.inner_text()) for cell in await table.get_by_role("cell").all()]
     assert 0 < sum(due) <= 32
-    shown = await tab.page.content()
-    assert secrets_in_text(shown, collect_secrets(vote)) == []
-    assert not any(share.nullifier.hex() in shown for share in vote.shares)
+    content = await tab.page.content()
+    assert secrets_in_text(content, collect_secrets(vote)) == []
+    assert not any(share.nullifier.hex() in content for share in sealed.shares)
     assert not any("token" in url or TOKEN in url for url in tab.requested_urls)
 
 
