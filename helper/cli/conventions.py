@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -63,7 +64,10 @@ class QueueOptions:
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter."""
+    """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter.
+
+    Refuses NaN and infinity, which are no JSON and which no limit of an option excludes.
+    """
     parameters = signature(command, eval_str=True).parameters.values()
     classes: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
     options: list[Parameter] = []
@@ -73,6 +77,9 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**values: Any) -> None:
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter("must be a finite number", param_hint=[f"--{name.replace('_', '-')}"])
         for name, kind in classes.items():
             values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
         command(**values)

@@ -153,7 +153,7 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
 def load_function(command: Command) -> Callable[..., Any]:
     """Import the function of a command, whose errors become exit codes."""
     function: Callable[..., Any] = getattr(importlib.import_module(command.module), command.function)
-    return function if command.function in SERVICES else expand_options(map_errors_to_exit_codes()(function))
+    return expand_options(function if command.function in SERVICES else map_errors_to_exit_codes()(function))
 
 
 def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:

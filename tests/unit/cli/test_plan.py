@@ -67,6 +67,7 @@ def test_plan_prints_a_table_and_the_advice(capsys: pytest.CaptureFixture[str]) 
         ("--distribution", "late"),
         ("--circuit", "k12"),
         ("--block-seconds", "0"),
+        ("--block-seconds", "nan"),
     ],
 )
 def test_plan_refuses_invalid_arguments(arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
