@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
-from helper.chain.reveal_transaction import RevealMessage
+from helper.chain.reveal_transaction import RevealMessage, parse_reveal
 from helper.circuits import GENERATIONS, generation_of_kind
-from helper.core.share import Share, ShareState
+from helper.core.share import ShareState
 from helper.core.text_forms import clean_text
-from helper.errors import ChainResponseError, ExportFileError
-from helper.ingest.validator import Checks, PayloadError, checked_share
+from helper.errors import ExportFileError
+from helper.ingest.validator import CheckedShare, Checks, PayloadError, checked_share
 from helper.store.action_models import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
 from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow
@@ -136,46 +136,39 @@ def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
         checked = checked_share(checks.read_shares([orjson.dumps(parsed.share)])[0])
     except (ValidationError, orjson.JSONEncodeError, PayloadError, ProofsError):
         raise ExportFileError("invalid share line") from None
-    share = checked.share
     state = ShareState.parse(parsed.state)
     if (state is ShareState.SENT) != (parsed.reveal is not None):
         raise ExportFileError("a share must have a message if, and only if, its state is broadcast")
     exported = ExportedShare(
         **parsed.model_dump(exclude={"share", "state", "history", "reveal"}),
-        share=share,
+        share=checked.share,
         state=state,
         history=tuple(HistoryEntry(*line) for line in parsed.history),
-        reveal=None if parsed.reveal is None else _parse_reveal(parsed.reveal, share),
+        reveal=None if parsed.reveal is None else _parse_reveal(parsed.reveal, checked),
     )
     return exported, checked.nullifier
 
 
-def _parse_reveal(parsed: _Reveal, share: Share) -> RevealRow:
+def _parse_reveal(parsed: _Reveal, checked: CheckedShare) -> RevealRow:
     """The prepared message and its send history. Checks that the message reveals this share."""
     first, last = parsed.first_sent_height, parsed.last_sent_height
     never_sent = first is None and last is None
     if never_sent != (parsed.sends == 0) or (first is None) != (last is None) or (first or 0) > (last or 0):
         raise ExportFileError("send heights of a message contradict its number of sends")
-    message = decode_message(parsed.message)
-    actual = (message.round_id, message.enc_share, message.proposal_id, message.vote_decision, message.anchor_height)
+    message, share = parse_reveal(parsed.message), checked.share
+    if message is None:
+        raise ExportFileError("a message is not a reveal")
     fields = generation_of_kind(share.kind).get_reveal_fields(share)
-    expected = (share.round_id, fields.enc_share, share.proposal_id, fields.vote_decision, parsed.anchor_height)
-    if actual != expected:
-        raise ExportFileError("a message does not belong to its share")
+    expected = RevealMessage(
+        nullifier=checked.nullifier,
+        enc_share=fields.enc_share,
+        proposal_id=share.proposal_id,
+        vote_decision=fields.vote_decision,
+        proof=message.proof,
+        round_id=share.round_id,
+        anchor_height=parsed.anchor_height,
+    )
+    if parsed.message != expected.to_tx():
+        raise ExportFileError("a message does not belong to its share, or is not canonically encoded")
     prepared = PreparedReveal(parsed.message, message.tx_hash(), parsed.anchor_height, parsed.circuit, parsed.height)
     return RevealRow.of(prepared, parsed.sends, first, last, parsed.last_endpoint, parsed.last_outcome)
-
-
-def decode_message(tx: bytes) -> RevealMessage:
-    """Decode a reveal transaction.
-
-    Raises:
-        ExportFileError: the bytes are not the canonical encoding of a reveal.
-    """
-    try:
-        message = RevealMessage.from_tx(tx)
-    except ChainResponseError:
-        raise ExportFileError("a message is not a reveal") from None
-    if message.to_tx() != tx:
-        raise ExportFileError("a message is not canonically encoded")
-    return message
