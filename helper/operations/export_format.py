@@ -10,7 +10,7 @@ from base64 import b64encode
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage, parse_reveal
 from helper.circuits import GENERATIONS, generation_of_kind
@@ -32,7 +32,6 @@ _MAX_INTEGER: Final = 2**62
 _NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 _Text = Annotated[str, Field(max_length=MAX_NOTE_CHARS), AfterValidator(clean_text)]
 _Stage = Annotated[str, Field(min_length=1, max_length=MAX_STAGE_CHARS), AfterValidator(clean_text)]
-_Bytes = Annotated[Base64Bytes, Field(max_length=90_000)]
 
 
 def _check_circuit(name: str) -> str:
@@ -42,7 +41,9 @@ def _check_circuit(name: str) -> str:
 
 
 class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True, val_json_bytes="base64"
+    )
 
 
 class ExportHeader(_StrictModel):
@@ -64,7 +65,7 @@ class ExportHeader(_StrictModel):
 class _Reveal(_StrictModel):
     """A message that may have been sent: fields of `RevealRow`."""
 
-    message: _Bytes
+    message: Annotated[bytes, Field(max_length=90_000)]
     anchor_height: _NonNegativeInt
     circuit: Annotated[str, AfterValidator(_check_circuit)]
     height: _NonNegativeInt

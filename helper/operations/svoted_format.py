@@ -9,13 +9,12 @@ imported like those of this helper's own exports.
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
 from helper.circuits import circuit_of_proof
@@ -49,31 +48,23 @@ _PAYLOAD_FIELDS: Final = (
 _RECEIVED, _WITNESSED, _SUBMITTED, _FAILED = 0, 1, 2, 3
 _MAX_INTEGER: Final = 2**53
 _Integer = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
-
-
-def _decode_base64(value: object) -> bytes:
-    """Decode standard base64. Raises ValueError if it is not."""
-    if not isinstance(value, str):
-        raise ValueError("not a string")
-    return b64decode(value, validate=True)
-
-
-_Bytes = Annotated[bytes, BeforeValidator(_decode_base64)]
-_Bytes32 = Annotated[_Bytes, Field(min_length=32, max_length=32)]
+_Bytes32 = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 class _LenientModel(BaseModel):
     """Ignores unknown fields."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="ignore", frozen=True, strict=True, hide_input_in_errors=True, val_json_bytes="base64"
+    )
 
 
 class _Reveal(_LenientModel):
     share_nullifier: _Bytes32
-    enc_share: Annotated[_Bytes, Field(min_length=64, max_length=64)]
+    enc_share: Annotated[bytes, Field(min_length=64, max_length=64)]
     proposal_id: _Integer
     vote_decision: _Integer
-    proof: _Bytes
+    proof: bytes
     vote_round_id: _Bytes32
     vote_comm_tree_anchor_height: _Integer
 
