@@ -27,7 +27,6 @@ from helper.operations.archived_objects import (
     blocks_directory,
     bundle_name,
     documents_name,
-    find_entry,
     index_directory,
     manifest_name,
     parse_blocks_name,
@@ -89,8 +88,7 @@ async def read_round(bucket: Bucket, round_id: bytes) -> AsyncGenerator[list[Pro
     """
     read = partial(_read_bundle, bucket, round_id)
     for name in sorted(await bucket.list_names(index_directory(round_id))):
-        part = await bucket.get(name)
-        entries = [] if part is None else list(parse_lines(IndexEntry, part.body))
+        entries = list(parse_lines(IndexEntry, await _get(bucket, name)))
         for start in range(0, len(entries), CONCURRENCY):
             yield await gather_limited(entries[start : start + CONCURRENCY], read, CONCURRENCY)
 
@@ -169,17 +167,15 @@ async def read_blocks(
 
 
 async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> IndexEntry | None:
-    names = await bucket.list_names(index_directory(round_id))
+    searched = nullifier.hex()
 
     async def search(name: str) -> IndexEntry | None:
-        part = await bucket.get(name)
-        return None if part is None else find_entry(part.body, nullifier)
+        entries = parse_lines(IndexEntry, await _get(bucket, name), containing=searched.encode())
+        return next((entry for entry in entries if entry.nullifier == searched), None)
 
-    for start in range(0, len(names), CONCURRENCY):
-        for entry in await gather_limited(names[start : start + CONCURRENCY], search, CONCURRENCY):
-            if entry is not None:
-                return entry
-    return None
+    names = await bucket.list_names(index_directory(round_id))
+    found = await gather_limited(names, search, CONCURRENCY)
+    return next((entry for entry in found if entry is not None), None)
 
 
 async def _read_bundle(bucket: Bucket, round_id: bytes, entry: IndexEntry) -> ProofBundle:

@@ -163,16 +163,6 @@ def encode_index(entries: Iterable[IndexEntry]) -> bytes:
     return b"".join(entry.to_line() for entry in ordered)
 
 
-def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
-    """Find the reveal of a nullifier in an index part; None without a match.
-
-    Raises:
-        ProofBundleError: the line with the nullifier is invalid.
-    """
-    entries = parse_lines(IndexEntry, index, containing=nullifier.hex().encode())
-    return next((entry for entry in entries if entry.nullifier == nullifier.hex()), None)
-
-
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DOCUMENTS_BYTES: Final = 1 << 28

@@ -26,8 +26,8 @@ from helper.operations.archived_objects import (
     blocks_name,
     bundle_name,
     encode_index,
-    find_entry,
     index_name,
+    parse_lines,
     parse_object,
     parse_round_directory,
     part_heights,
@@ -336,8 +336,7 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
             await find_bundle(bucket, nullifier, [ROUND])
 
     def changed_index(**changes: object) -> bytes:
-        entry = find_entry(intact.objects[index].body, nullifier)
-        assert entry is not None
+        (entry,) = parse_lines(IndexEntry, intact.objects[index].body, containing=nullifier.hex().encode())
         return encode_index([entry.model_copy(update=changes)])
 
     intact = await create_written_archive()
@@ -382,9 +381,7 @@ def test_write_index_is_independent_of_order() -> None:
     ]
     index = encode_index(entries)
     assert index == encode_index(reversed(entries))
-    entry = find_entry(index, (7).to_bytes(32, "big"))
-    assert entry == entries[6]
-    assert find_entry(index, bytes(32)) is None
-    assert find_entry(b"", bytes(32)) is None
+    assert list(parse_lines(IndexEntry, index, containing=b"7" * 2)) == []
+    assert list(parse_lines(IndexEntry, index, containing=b"0000007")) == [entries[6]]
     with pytest.raises(ProofBundleError, match="Progress"):
         parse_object(Progress, b"{}")
