@@ -166,39 +166,37 @@ class S3Lease(Lease):
                 fence = max(self.fence, record.fence) + 1
                 requested_at = self._term.read_clocks()
                 if tag := await self._write(stored.etag, self._create_record(fence)):
-                    self._start_term(tag, fence, requested_at)
+                    self._start_term(fence, tag, requested_at)
                     return True
         raise LeaseError(_REFUSED_WRITES)
 
     async def renew(self) -> bool:
         """See `Lease`."""
-        with self._time_limit():
-            for _ in range(_WRITE_ATTEMPTS):
-                if not self._tag:
-                    return False
-                requested_at = self._term.read_clocks()
-                if tag := await self._write(self._tag, self._create_record(self.fence)):
-                    self._start_term(tag, self.fence, requested_at)
-                    return True
-                await self._check_ownership()
-        if self._tag:
-            raise LeaseError(_REFUSED_WRITES)
-        return False
+        written = await self._replace_own()
+        if written is not None:
+            self._start_term(self.fence, *written)
+        return written is not None
 
     async def release(self) -> None:
         """See `Lease`."""
         self._term.end()
+        if await self._replace_own(released=True) is not None:
+            self._tag = ""
+            self._unconfirmed.clear()
+
+    async def _replace_own(self, *, released: bool = False) -> tuple[str, Moment] | None:
+        """Replace the version of this process. Returns its ETag and the moment of the request; None if it is lost."""
         with self._time_limit():
             for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
-                    return
-                if await self._write(self._tag, self._create_record(self.fence, released=True)):
-                    self._tag = ""
-                    self._unconfirmed.clear()
-                    return
+                    return None
+                requested_at = self._term.read_clocks()
+                if tag := await self._write(self._tag, self._create_record(self.fence, released=released)):
+                    return tag, requested_at
                 await self._check_ownership()
         if self._tag:
             raise LeaseError(_REFUSED_WRITES)
+        return None
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
@@ -209,7 +207,7 @@ class S3Lease(Lease):
         except TimeoutError:
             raise LeaseError(f"the object store did not respond within {self.seconds:g} s") from None
 
-    def _start_term(self, tag: str, fence: int, requested_at: Moment) -> None:
+    def _start_term(self, fence: int, tag: str, requested_at: Moment) -> None:
         self._tag, self.fence, self.holder = tag, fence, ""
         self._unconfirmed.clear()
         self._term.start(requested_at)
