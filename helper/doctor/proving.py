@@ -16,7 +16,7 @@ from helper.circuits import (
 from helper.clock import Clock
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.errors import ProverError, ProverTimeout
-from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerProcess
 
 MEASURE_SECONDS: Final = 120.0
 """Time limit in seconds for one step of a measurement: the keys and a proof of each worker."""
@@ -32,7 +32,7 @@ async def check_proof(circuit: str, slots: int, *, nice: int, clock: Clock, time
     facts: dict[str, Any] = {"circuit": circuit, "seconds": None, "start_seconds": None, "slots": slots}
     started_at = clock.monotonic()
     try:
-        worker = await _start_worker(WorkerProcess.spawn)
+        worker = await _start_worker()
         try:
             seconds = await _prove(worker, circuit, nice, timeout)
         finally:
@@ -49,13 +49,7 @@ async def check_proof(circuit: str, slots: int, *, nice: int, clock: Clock, time
     return ok("prover", text, **facts)
 
 
-async def measure_proof_seconds(
-    circuit: str,
-    *,
-    provers: int,
-    nice: int,
-    spawn: WorkerSpawner = WorkerProcess.spawn,
-) -> float:
+async def measure_proof_seconds(circuit: str, *, provers: int, nice: int) -> float:
     """Measure the mean time of a proof in seconds, while all provers prove concurrently.
 
     Each worker makes `MEASURED_PROOFS` proofs after a first one, which fills caches.
@@ -71,7 +65,7 @@ async def measure_proof_seconds(
 
     try:
         for _ in range(provers):
-            workers.append(await _start_worker(spawn))
+            workers.append(await _start_worker())
         await asyncio.gather(*(_prove(worker, circuit, nice, MEASURE_SECONDS) for worker in workers))
         await asyncio.gather(*map(prove_repeatedly, workers))
     finally:
@@ -79,9 +73,9 @@ async def measure_proof_seconds(
     return sum(times) / len(times)
 
 
-async def _start_worker(spawn: WorkerSpawner) -> WorkerProcess:
+async def _start_worker() -> WorkerProcess:
     try:
-        return await spawn(threads=1)
+        return await WorkerProcess.spawn(threads=1)
     except OSError as error:
         raise ProverError(f"prover could not be started: {error.strerror}") from None
 

@@ -242,7 +242,7 @@ _MAX_PUBLIC_BYTES: Final = 16 << 20
 
 
 async def check_public_url(
-    client: httpx.AsyncClient, url: str, *, chain_id: str, has_gateway: bool, seconds: float = PUBLIC_URL_SECONDS
+    client: httpx.AsyncClient, url: str, *, chain_id: str, has_gateway: bool
 ) -> list[CheckResult]:
     """Send what wallets, pages and the operators' tools send to the base URL of a helper, without data of a share.
 
@@ -251,9 +251,8 @@ async def check_public_url(
         url: the base URL.
         chain_id: id of the chain that must be there; empty if it is not known.
         has_gateway: whether the helper forwards requests to the chain.
-        seconds: time limit of each request.
     """
-    found = await asyncio.gather(*(_find_problem(client, url, path, seconds, chain_id) for path in _PROBES))
+    found = await asyncio.gather(*(_find_problem(client, url, path, chain_id) for path in _PROBES))
     problems = dict(zip(_PROBES, found, strict=True))
     if len(set(found)) == 1 and found[0]:
         advice = "Check name, certificate and proxy, and whether this machine can reach its own public address."
@@ -270,14 +269,14 @@ async def check_public_url(
     return results or [ok(_PUBLIC_SUBJECT, f"{url} serves wallets, pages and the chain")]
 
 
-async def _find_problem(client: httpx.AsyncClient, url: str, path: str, seconds: float, chain_id: str) -> str:
+async def _find_problem(client: httpx.AsyncClient, url: str, path: str, chain_id: str) -> str:
     """What is wrong with the response to a request; "" if nothing is."""
     method, content = ("POST", b"{}") if path == SHARES_PATH else ("GET", None)
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json", "Origin": _ORIGIN}
     body = bytearray()
     try:
         async with (
-            asyncio.timeout(seconds),
+            asyncio.timeout(PUBLIC_URL_SECONDS),
             client.stream(method, url.rstrip("/") + path, headers=headers, content=content) as response,
         ):
             async for part in response.aiter_raw():
@@ -285,7 +284,7 @@ async def _find_problem(client: httpx.AsyncClient, url: str, path: str, seconds:
                 if len(body) > _MAX_PUBLIC_BYTES:
                     break
     except (TimeoutError, httpx.TimeoutException):
-        return f"no response within {seconds:g} s"
+        return f"no response within {PUBLIC_URL_SECONDS:g} s"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"no response ({error or type(error).__name__})"
     return _evaluate_response(response, bytes(body), path, chain_id)

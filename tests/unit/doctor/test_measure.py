@@ -6,7 +6,7 @@ import pytest
 
 from helper.doctor.proving import MEASURED_PROOFS, measure_proof_seconds
 from helper.errors import ProverCrashed, ProverError
-from helper.reveal.prover_pool import WorkerProcess, WorkerSpawner
+from helper.reveal.prover_pool import WorkerProcess
 from helper.reveal.prover_worker import Frame
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,10 @@ class ScriptedWorker(WorkerProcess):
         self.is_killed = True
 
 
-def spawn_each(workers: list[ScriptedWorker]) -> WorkerSpawner:
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedWorker]:
+    """The workers that can be started, in this order."""
+    workers: list[ScriptedWorker] = []
     waiting = iter(workers)
 
     async def spawn(*, threads: int) -> WorkerProcess:
@@ -43,12 +46,13 @@ def spawn_each(workers: list[ScriptedWorker]) -> WorkerSpawner:
             raise OSError(12, "Cannot allocate memory")
         return worker
 
-    return spawn
+    monkeypatch.setattr(WorkerProcess, "spawn", spawn)
+    return workers
 
 
-async def test_measure_is_the_mean_without_the_first_proofs() -> None:
-    workers = [ScriptedWorker(0.4), ScriptedWorker(0.6)]
-    seconds = await measure_proof_seconds("k10", provers=2, nice=10, spawn=spawn_each(workers))
+async def test_measure_is_the_mean_without_the_first_proofs(workers: list[ScriptedWorker]) -> None:
+    workers += [ScriptedWorker(0.4), ScriptedWorker(0.6)]
+    seconds = await measure_proof_seconds("k10", provers=2, nice=10)
     assert seconds == pytest.approx(0.5)
     for worker in workers:
         assert len(worker.frames) == 1 + MEASURED_PROOFS
@@ -57,15 +61,15 @@ async def test_measure_is_the_mean_without_the_first_proofs() -> None:
 
 
 @pytest.mark.parametrize("error", [ProverCrashed("worker exited"), "unknown circuit"])
-async def test_measure_fails_with_a_worker_and_kills_all(error: Exception | str) -> None:
-    workers = [ScriptedWorker(0.4), ScriptedWorker(0.4, error)]
+async def test_measure_fails_with_a_worker_and_kills_all(workers: list[ScriptedWorker], error: Exception | str) -> None:
+    workers += [ScriptedWorker(0.4), ScriptedWorker(0.4, error)]
     with pytest.raises(ProverError, match=str(error)):
-        await measure_proof_seconds("k10", provers=2, nice=0, spawn=spawn_each(workers))
+        await measure_proof_seconds("k10", provers=2, nice=0)
     assert all(worker.is_killed for worker in workers)
 
 
-async def test_measure_without_memory_for_a_worker_fails() -> None:
-    workers = [ScriptedWorker(0.4)]
+async def test_measure_without_memory_for_a_worker_fails(workers: list[ScriptedWorker]) -> None:
+    workers += [ScriptedWorker(0.4)]
     with pytest.raises(ProverError, match="Cannot allocate memory"):
-        await measure_proof_seconds("k10", provers=2, nice=0, spawn=spawn_each(workers))
+        await measure_proof_seconds("k10", provers=2, nice=0)
     assert workers[0].is_killed

@@ -40,9 +40,7 @@ def respond_well(request: httpx.Request) -> httpx.Response:
     return httpx.Response(status, json=content, headers=CORS)
 
 
-async def check(
-    change: Respond = respond_well, *paths: str, has_gateway: bool = True, seconds: float = 5
-) -> list[CheckResult]:
+async def check(change: Respond = respond_well, *paths: str, has_gateway: bool = True) -> list[CheckResult]:
     """Check a URL of which some paths have the responses of `change`, or none if it raises."""
     requests: list[httpx.Request] = []
 
@@ -53,7 +51,7 @@ async def check(
         return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(response.content))
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as client:
-        results = await check_public_url(client, URL, chain_id="zvote-1", has_gateway=has_gateway, seconds=seconds)
+        results = await check_public_url(client, URL, chain_id="zvote-1", has_gateway=has_gateway)
     assert {(request.method, request.url.path) for request in requests} == {
         *(("GET", path) for path in (STATUS, SHARE_STATUS, *CHAIN_PATHS)),
         ("POST", SHARES),
@@ -172,6 +170,7 @@ async def test_body_without_end_is_reported(
     monkeypatch: pytest.MonkeyPatch, pause: float, seconds: float, problem: str
 ) -> None:
     monkeypatch.setattr("helper.doctor.publication._MAX_PUBLIC_BYTES", 1000)
+    monkeypatch.setattr("helper.doctor.publication.PUBLIC_URL_SECONDS", seconds)
 
     async def generate() -> AsyncIterator[bytes]:
         while True:
@@ -180,7 +179,7 @@ async def test_body_without_end_is_reported(
 
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=generate()))
     async with httpx.AsyncClient(transport=transport) as client:
-        (result,) = await check_public_url(client, URL, chain_id="", has_gateway=True, seconds=seconds)
+        (result,) = await check_public_url(client, URL, chain_id="", has_gateway=True)
     assert result.message == f"{URL}: {problem}"
 
 
