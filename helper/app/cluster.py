@@ -19,7 +19,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config.sections import Role
 from helper.core.log_limits import LoggedProblem
-from helper.core.refusals import PauseCause, PauseReason
+from helper.core.refusals import PauseReason
 from helper.errors import StoreError
 from helper.lease import Lease, LeaseKeeper
 from helper.observability.log_config import RecurringErrorLog
@@ -62,12 +62,12 @@ class ClockSkewMonitor:
         return self._clock.now() - self._clock.monotonic()
 
     @property
-    def fault_reason(self) -> PauseReason | None:
+    def fault_reason(self) -> str | None:
         """Why this host's clock must not be used, or None."""
         seconds = self.skew_seconds
         if abs(seconds) <= MAX_SKEW_SECONDS:
             return None
-        return PauseCause.CLOCK_OFF_DATABASE.reason(round(abs(seconds), 1), "behind" if seconds > 0 else "ahead of")
+        return PauseReason.CLOCK_OFF_DATABASE.format(round(abs(seconds), 1), "behind" if seconds > 0 else "ahead of")
 
     async def compare_clocks(self) -> None:
         """Compare the clocks now.
@@ -84,7 +84,7 @@ class ClockSkewMonitor:
         elif self._problem.note():  # without the reason, whose seconds change
             log.error(
                 "clock_skew_exceeded",
-                reason=str(reason),
+                reason=reason,
                 advice="Correct the clock of this host or of the database server.",
             )
 
@@ -164,25 +164,25 @@ class ClusterMember:
         return tasks
 
     @property
-    def clock_fault(self) -> PauseReason | None:
+    def clock_fault(self) -> str | None:
         """Why this host's clock must not be used, or None. A queue in a file has no clock of its own."""
         return self.skew_monitor.fault_reason if self._store.is_shared else None
 
     @property
-    def work_blocked(self) -> PauseReason | None:
+    def work_blocked(self) -> str | None:
         """Why this host must not prove shares now, or None. All hosts of a shared queue prove."""
         if self._store.is_shared or self._lease.is_held:
             return None
-        return self.intake_blocked or PauseCause.LEASE_UNREACHABLE.reason()
+        return self.intake_blocked or PauseReason.LEASE_UNREACHABLE
 
     @property
-    def intake_blocked(self) -> PauseReason | None:
+    def intake_blocked(self) -> str | None:
         """Why this host must not accept shares, or None. A standby with a copy of the queue would not reveal them."""
         if self._store.is_shared or self._lease.is_held:
             return None
         if self._lease.holder:
-            return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
-        return None if self._lease.fence else PauseCause.LEASE_HOLDER_UNKNOWN.reason()
+            return PauseReason.QUEUE_USED_ELSEWHERE.format(self._lease.holder)
+        return None if self._lease.fence else PauseReason.LEASE_HOLDER_UNKNOWN
 
     def find_missing(self, part: str) -> str | None:
         """Why shares wait for a part of the cluster that has been missing for long, or None.
@@ -245,7 +245,7 @@ async def send_prepared(
     sender: Sender,
     prepared: asyncio.Event,
     *,
-    get_pause_reason: Callable[[], PauseReason | None],
+    get_pause_reason: Callable[[], str | None],
     clock: Clock,
     stats: Stats,
 ) -> None:

@@ -15,7 +15,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock
-from helper.core.refusals import PauseCause, PauseReason
+from helper.core.refusals import PauseReason
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.revealer import ProofTimes
@@ -57,7 +57,7 @@ class Gates:
         """Whether prepared messages may be sent: dispatch has started and the clock is correct."""
         return self.is_dispatching and self._clock_fault() is None
 
-    def intake_pause_reason(self) -> PauseReason | None:
+    def intake_pause_reason(self) -> str | None:
         """Why no share is admitted now, or None.
 
         The chain is current if the newest block that any node in sync has reported is recent. A node that is briefly
@@ -71,15 +71,12 @@ class Gates:
             or self.all_rounds_pause_reason()
         )
 
-    def round_pause_reason(self, round_id: bytes) -> PauseReason | None:
+    def round_pause_reason(self, round_id: bytes) -> str | None:
         """Why this round is paused although nodes are in sync, or None.
 
         The reason is that no node's report of the round or its tree is consistent with the verified state.
         """
-        frozen = self.round_registry.frozen_reason(round_id)
-        return (
-            self.tree_sync.contradiction_reason(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
-        )
+        return self.round_registry.frozen_reason(round_id) or self.tree_sync.contradiction_reason(round_id)
 
     def get_dispatch_gate(self) -> DispatchGate:
         """Return the conditions for dispatch, and note when a pause begins."""
@@ -90,7 +87,7 @@ class Gates:
             self._paused_since = self.clock.monotonic()
         return gate
 
-    def long_pause_reason(self) -> PauseReason | None:
+    def long_pause_reason(self) -> str | None:
         """Why dispatch has been paused for longer than `PAUSE_GRACE_SECONDS`, or None."""
         reason = self.get_dispatch_gate().pause_reason
         since = self.clock.monotonic() if self._paused_since is None else self._paused_since
@@ -102,7 +99,7 @@ class Gates:
             self.store_fault()  # a proof could not be stored
             or self.clock_suspect()
             or (None if self.cluster is None else self.cluster.work_blocked)
-            or (PauseCause.NO_NODE_IN_SYNC.reason() if head is None else None)
+            or (PauseReason.NO_NODE_IN_SYNC if head is None else None)
             # Shares confirmed since the last stop or the restored backup need no proof. The wait is bounded.
             or self.unread_since_stop()
         )
@@ -127,36 +124,33 @@ class Gates:
         """What operators must know about a database that is still used, or None. The text is public."""
         return "the database was damaged: see the log" if self.store.has_found_damage else None
 
-    def store_fault(self) -> PauseReason | None:
+    def store_fault(self) -> str | None:
         """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
         reason = self.store.write_error
-        if reason is None:
-            return None
-        if reason in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
-            return PauseCause.DATABASE_MOVED.reason(reason)
-        return PauseCause.QUEUE_UNWRITABLE.reason()
+        is_public = reason in {None, DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}
+        return reason if is_public else PauseReason.QUEUE_UNWRITABLE
 
-    def _clock_fault(self) -> PauseReason | None:
+    def _clock_fault(self) -> str | None:
         return None if self.cluster is None else self.cluster.clock_fault
 
-    def clock_suspect(self) -> PauseReason | None:
+    def clock_suspect(self) -> str | None:
         """Why this host's clock must not be used for dispatch, or None."""
         fault = self._clock_fault()
-        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self.node_pool.is_clock_suspect else fault
+        return PauseReason.CLOCK_OFF_CHAIN if fault is None and self.node_pool.is_clock_suspect else fault
 
-    def sync_fault(self) -> PauseReason | None:
+    def sync_fault(self) -> str | None:
         """Why the chain's state is not known well enough to admit shares, or None."""
         if not self.chain_sync.is_ready:
-            return PauseCause.CHAIN_NOT_READ.reason()
+            return PauseReason.CHAIN_NOT_READ
         head = self.node_pool.last_head
         is_current = head is not None and -self.max_ahead <= self.clock.now() - head.time <= self.stale_after
-        return None if is_current and not self.node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
+        return None if is_current and not self.node_pool.is_out_of_sync else PauseReason.NO_NODE_IN_SYNC
 
-    def unread_since_stop(self) -> PauseReason | None:
+    def unread_since_stop(self) -> str | None:
         """Why shares without a proof may be confirmed already, or None."""
-        return None if self.block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
+        return None if self.block_follower.is_ready else PauseReason.BLOCKS_UNREAD
 
-    def all_rounds_pause_reason(self) -> PauseReason | None:
+    def all_rounds_pause_reason(self) -> str | None:
         """Why all active rounds are paused, or None if at least one is not."""
         active = self.round_registry.active_rounds(with_frozen=True)
         reasons = [self.round_pause_reason(known.round_id) for known in active]

@@ -8,7 +8,6 @@ from helper.app.gates import PAUSE_GRACE_SECONDS, Gates
 from helper.chain.chain_data import BlockHead
 from helper.chain.scheduled_sync import MAX_DUE_SECONDS
 from helper.config.sections import Role
-from helper.core.refusals import text_of
 from helper.core.text_forms import format_time
 from helper.observability.service_state import Check, NodeState, ProverState, ServiceState
 from helper.observability.stats import Stats
@@ -54,31 +53,31 @@ class ServiceHealth:
         cluster = self._gates.cluster
         unreadable = None if cluster is None else cluster.find_missing("database")
         checks = [
-            Check("store", text_of(self._gates.store_fault()) or unreadable, self._gates.store_damage()),
+            Check("store", self._gates.store_fault() or unreadable, self._gates.store_damage()),
             Check(
                 "chain",
-                self._standing_height() or text_of(self._gates.sync_fault()) or self._overdue_routes(),
+                self._standing_height() or self._gates.sync_fault() or self._overdue_routes(),
                 self._same_nodes() or self._chain_id_dispute(),
             ),
-            Check("clock", text_of(self._gates.clock_suspect())),
+            Check("clock", self._gates.clock_suspect()),
             Check("blocks", self._missing_blocks() or self._blocks_unread_for_long(), self._unread_blocks()),
             Check(
                 "rounds",
-                text_of(self._gates.all_rounds_pause_reason()) or self._frozen_with_shares(),
+                self._gates.all_rounds_pause_reason() or self._frozen_with_shares(),
                 self._unconfirmed_round_reports(),
             ),
-            Check("circuit", text_of(self._gates.circuit_choice.pause_reason)),
+            Check("circuit", self._gates.circuit_choice.pause_reason),
         ]
         if cluster is not None:
             accepts = self._role.can_accept
             missing = cluster.find_missing("sender") if accepts else None
-            checks.append(Check("sender", text_of(cluster.work_blocked) or missing))
+            checks.append(Check("sender", cluster.work_blocked or missing))
             if accepts and not self._role.can_process:
                 checks.append(Check("provers", cluster.find_missing("prover")))
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
             checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))
-            checks.append(Check("dispatch", text_of(self._gates.long_pause_reason()) or self._failing_dispatch()))
+            checks.append(Check("dispatch", self._gates.long_pause_reason() or self._failing_dispatch()))
         return checks
 
     def _failing_dispatch(self) -> str | None:
@@ -108,7 +107,7 @@ class ServiceHealth:
             return f"nodes report different reveals in block {self._gates.block_follower.disputed_height}"
         if self._gates.block_follower.stalled_height is not None:
             return f"too few nodes return block {self._gates.block_follower.stalled_height}"
-        return text_of(self._gates.unread_since_stop())
+        return self._gates.unread_since_stop()
 
     def _standing_height(self) -> str | None:
         """Since when the nodes that respond have agreed on no new block, and what to do; or None."""
@@ -193,7 +192,7 @@ class ServiceHealth:
         circuit = self._gates.circuit_choice.current
         return ServiceState(
             ready=self.is_ready,
-            intake_paused=text_of(self._gates.intake_pause_reason()),
+            intake_paused=self._gates.intake_pause_reason(),
             checks=self.run_checks(),
             process=get_process_limits(),
             circuit=circuit,

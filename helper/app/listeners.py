@@ -30,7 +30,7 @@ from helper.chain.node_pool import NodePool, ReadOnlyNodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config.sections import Config
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.errors import HelperError
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver
 from helper.observability.service_state import Check, StatusSource
@@ -86,8 +86,9 @@ class Listeners:
             limits = GatewayLimits()
             proxy = GatewayProxy(node_pool, timeout=config.chain.timeout_seconds, connections=limits.max_connections)
             self._gateway = Gateway(proxy, limits=limits)
-        unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
-        self._run_checks: CheckRunner = lambda: [Check("chain", None if node_pool.has_usable_node else unusable)]
+        self._run_checks: CheckRunner = lambda: [
+            Check("chain", None if node_pool.has_usable_node else PauseReason.NO_NODE_IN_SYNC)
+        ]
         self._stats = Stats()
         self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None

@@ -33,7 +33,6 @@ from helper.chain.scheduled_sync import ChainSync
 from helper.clock import Clock, SystemClock
 from helper.config.sections import ROLES, Config
 from helper.core.dispatch_order import SHARES_PER_PROVER, BacklogLimits
-from helper.core.refusals import PauseReason, text_of
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
@@ -332,7 +331,7 @@ class Service:
         """Return a short status once the database's thread has responded; waits while it hangs."""
         await self.store.ping_writer()
         pause_reason = self.gates.intake_pause_reason() or self._pause_reason()
-        return text_of(pause_reason) or (
+        return pause_reason or (
             "accepts and reveals shares" if self.health.is_ready else "starting: the provers are not ready"
         )
 
@@ -402,7 +401,7 @@ class Service:
             self.circuit_choice.restore(await self.store.get_meta(key))
             self.prover_pool.set_circuits(self.circuit_choice.required_circuits)
 
-    def _pause_reason(self) -> PauseReason | None:
+    def _pause_reason(self) -> str | None:
         """Why this host's processing of admitted shares is paused, or None."""
         return (
             self.dispatcher.pause_reason
@@ -415,7 +414,7 @@ class Service:
     def _collect_status(self) -> ServiceState:
         state = replace(
             self.health.collect_status(),
-            paused=text_of(self._pause_reason()),
+            paused=self._pause_reason(),
             height=self.block_follower.height,
             in_hand=self.dispatcher.claimed_count,
             archive=None if self.archive_writer is None else self.archive_writer.collect_status(),

@@ -31,7 +31,7 @@ from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient, LeafReading
 from helper.chain.round_registry import RoundRegistry, RoundView
-from helper.core.refusals import PauseCause, PauseReason
+from helper.core.refusals import PauseReason
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse, LeavesMissing
 from helper.store.rounds import delete_tree, save_leaves, save_subtrees
 from helper.store.store import Store
@@ -385,7 +385,7 @@ class CommitmentTreeSync:
         known = (*round_tree.anchors.values(), *round_tree.roots.get(node, ()))
         return any((anchor.height, anchor.root) == (height, root) for anchor in known)
 
-    def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
+    def contradiction_reason(self, round_id: bytes) -> str | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
 
         The reason is that every node that has responded contradicts the agreed tree or its own root.
@@ -393,7 +393,7 @@ class CommitmentTreeSync:
         failure = self._failures.get(round_id)
         if failure is None or failure.contradictions < _MAX_CONTRADICTIONS:
             return None
-        return PauseCause.ROUND_TREE_CONTRADICTED.reason()
+        return PauseReason.ROUND_TREE_CONTRADICTED
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
         """The 24 siblings of a leaf under an anchor's root, leaf level first.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum
 from http import HTTPStatus
 from typing import Final
 
@@ -120,56 +120,23 @@ def attempt_token(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return values[0].decode() if len(values) == 1 and _TOKEN.fullmatch(values[0]) is not None else None
 
 
-class PauseCause(Enum):
-    """Causes of a pause: a number, because some texts are equal, and the text."""
+class PauseReason(StrEnum):
+    """Reasons of a pause, some with placeholders for details. Others are texts of the store, a round or the sender."""
 
-    STARTING = auto(), "starting"
-    CHAIN_NOT_READ = auto(), "starting: chain state not read yet"
-    QUEUE_UNWRITABLE = auto(), "the queue cannot be written"
-    DATABASE_MOVED = auto(), "{}"
-    CLOCK_OFF_CHAIN = auto(), "this machine's clock differs too much from the chain's"
-    CLOCK_OFF_DATABASE = auto(), "this machine's clock is {:.1f} s {} the database's"
-    QUEUE_USED_ELSEWHERE = auto(), "host {!r} uses this queue or a copy of it"
-    LEASE_HOLDER_UNKNOWN = auto(), "not known yet whether another host uses this queue"
-    LEASE_UNREACHABLE = auto(), "lease storage unreachable for too long: another host may hold the lease"
-    NO_NODE_IN_SYNC = auto(), "no chain node is in sync"
-    BLOCKS_UNREAD = auto(), "reading the blocks since the last shutdown"
-    ROUND_FROZEN = auto(), "{}"
-    ROUND_TREE_CONTRADICTED = auto(), "no node returns a consistent tree of the round"
-    ROUND_END_UNCONFIRMED = auto(), "a change of the round's end is not confirmed yet"
-    ROUND_STATUS_UNCONFIRMED = auto(), "a change of the round's status is not confirmed yet"
+    STARTING = "starting"
+    CHAIN_NOT_READ = "starting: chain state not read yet"
+    QUEUE_UNWRITABLE = "the queue cannot be written"
+    CLOCK_OFF_CHAIN = "this machine's clock differs too much from the chain's"
+    CLOCK_OFF_DATABASE = "this machine's clock is {:.1f} s {} the database's"
+    QUEUE_USED_ELSEWHERE = "host {!r} uses this queue or a copy of it"
+    LEASE_HOLDER_UNKNOWN = "not known yet whether another host uses this queue"
+    LEASE_UNREACHABLE = "lease storage unreachable for too long: another host may hold the lease"
+    NO_NODE_IN_SYNC = "no chain node is in sync"
+    BLOCKS_UNREAD = "reading the blocks since the last shutdown"
+    ROUND_TREE_CONTRADICTED = "no node returns a consistent tree of the round"
+    ROUND_END_UNCONFIRMED = "a change of the round's end is not confirmed yet"
+    ROUND_STATUS_UNCONFIRMED = "a change of the round's status is not confirmed yet"
     CIRCUIT_REFUSED = (
-        auto(),
-        'the chain rejects valid {0} proofs: it uses the other circuit; set [prover] circuit = "auto" or "{1}"',
+        'the chain rejects valid {0} proofs: it uses the other circuit; set [prover] circuit = "auto" or "{1}"'
     )
-    EVERY_CIRCUIT_REFUSED = auto(), "the chain rejects valid proofs of {}: check its nodes"
-    REFUSAL_SEEN_BY_SENDER = auto(), "{}"
-
-    @property
-    def text(self) -> str:
-        """The text, with a placeholder for each detail."""
-        return self.value[1]
-
-    def reason(self, *details: object) -> PauseReason:
-        """Return a reason with this cause."""
-        return PauseReason(self, details)
-
-
-@dataclass(frozen=True, slots=True)
-class PauseReason:
-    """Reason of a pause; `str` returns its text.
-
-    Attributes:
-        details: values for the placeholders of the cause's text.
-    """
-
-    cause: PauseCause
-    details: tuple[object, ...] = ()
-
-    def __str__(self) -> str:
-        return self.cause.text.format(*self.details)
-
-
-def text_of(reason: PauseReason | None) -> str | None:
-    """Return the text of a reason, None if there is none."""
-    return None if reason is None else str(reason)
+    EVERY_CIRCUIT_REFUSED = "the chain rejects valid proofs of {}: check its nodes"

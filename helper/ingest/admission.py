@@ -34,7 +34,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
-from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal, attempt_token
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
@@ -142,7 +142,7 @@ class _View(NamedTuple):
     round: RoundView
     has_leaf: bool
     has_other_leaf: bool
-    pause: PauseReason | None
+    pause: str | None
 
     def not_synced(self) -> TemporaryRefusal:
         """The refusal of a share whose round or leaf is not known."""
@@ -171,8 +171,8 @@ class AdmissionController:
         validator: ShareValidator,
         clock: Clock,
         wake: Callable[[float], None],
-        get_pause_reason: Callable[[], PauseReason | None],
-        get_round_pause_reason: Callable[[bytes], PauseReason | None],
+        get_pause_reason: Callable[[], str | None],
+        get_round_pause_reason: Callable[[bytes], str | None],
     ) -> None:
         self._store = store
         self._rounds = rounds
@@ -183,7 +183,7 @@ class AdmissionController:
         self._get_pause_reason = get_pause_reason
         self._get_round_pause_reason = get_round_pause_reason
         self._is_pause_current = False
-        self._pause_reason: PauseReason | None = None
+        self._pause_reason: str | None = None
         self._in_flight = 0
         self._waiting = WaitingShares(MAX_WAITING)
         self._waited = RecentKeys(REPEAT_SECONDS, max_keys=MAX_REPEATS)
@@ -259,7 +259,7 @@ class AdmissionController:
             or _find_end_refusal(share.submit_at, arrived_at, known.vote_end_time, is_agreed=view.round.is_end_agreed)
         )
 
-    def _current_pause(self) -> PauseReason | None:
+    def _current_pause(self) -> str | None:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
         if not self._is_pause_current:
             self._is_pause_current = True
@@ -322,7 +322,7 @@ class AdmissionController:
     def _is_paused(self, share: Share) -> bool:
         """Whether there is a pause that the next scheduled sync does not end, as it ends the start."""
         pause = self._current_pause() or self._get_round_pause_reason(share.round_id)
-        return pause is not None and pause.cause is not PauseCause.CHAIN_NOT_READ
+        return pause not in {None, PauseReason.CHAIN_NOT_READ}
 
 
 def _find_choice_refusal(
@@ -350,7 +350,7 @@ def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | Tem
     if status is RoundStatus.PENDING:
         return view.not_synced()  # an agreed status is a lower bound
     if not view.round.is_status_agreed:
-        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
+        return TemporaryRefusal(Situation.PAUSED, PauseReason.ROUND_STATUS_UNCONFIRMED)
     return None if status is RoundStatus.ACTIVE else _round_not_active()
 
 
@@ -364,7 +364,7 @@ def _find_end_refusal(
     if is_agreed:
         return ShareRefused(400, "is after the round's end", field="submit_at") if submit_at > end else None
     is_late = max(submit_at, arrived_at) > end
-    return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_END_UNCONFIRMED.reason()) if is_late else None
+    return TemporaryRefusal(Situation.PAUSED, PauseReason.ROUND_END_UNCONFIRMED) if is_late else None
 
 
 def _round_not_active() -> ShareRefused:

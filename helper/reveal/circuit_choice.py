@@ -18,7 +18,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage, is_counted, parse_reveal
 from helper.circuits import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit, is_newer_than_known
 from helper.clock import Clock
-from helper.core.refusals import PauseCause, PauseReason, text_of
+from helper.core.refusals import PauseReason
 from helper.errors import ChainError, ProverError
 from helper.reveal.prover_pool import ProverPool
 from helper.store.store import Store
@@ -69,7 +69,7 @@ class CircuitChoice:
         self._refused = set[str]()
         self._height = 0  # greatest height at which the choice was confirmed or refused, or a reveal was examined
         self._paused_until: float | None = None
-        self._pause_reason: PauseReason | None = None
+        self._pause_reason: str | None = None
         self._may_try = False  # whether a block was produced since the last refusal
         self._disputed: dict[int, str] = {}  # by share: the generation for its next proof
         self.refusers: dict[str, set[str]] = {}
@@ -106,7 +106,7 @@ class CircuitChoice:
     def publish_state(self) -> str:
         """Return the state that the sender publishes: the generation, "+" if it was accepted, the pause reason."""
         mark = "" if self.is_current_unproven else "+"
-        return f"{self.current}{mark} {text_of(self.pause_reason) or ''}".strip()
+        return f"{self.current}{mark} {self.pause_reason or ''}".strip()
 
     def apply_state(self, state: str | None) -> None:
         """Apply the state published by the sender, which alone learns what the chain accepts."""
@@ -119,7 +119,7 @@ class CircuitChoice:
                 self.current = circuit
         if reason:
             self._paused_until = self._clock.monotonic() + APPLIED_PAUSE_SECONDS
-            self._pause_reason = PauseCause.REFUSAL_SEEN_BY_SENDER.reason(reason)
+            self._pause_reason = reason
             self._may_try = False
         elif state is not None:
             self._paused_until = None
@@ -179,13 +179,13 @@ class CircuitChoice:
         return generation is None or self.circuit_for(generation.kind, share_id) != circuit
 
     @property
-    def pause_reason(self) -> PauseReason | None:
+    def pause_reason(self) -> str | None:
         """Why dispatch is paused because of the circuit, or None."""
         is_paused = self._paused_until is not None and self._clock.monotonic() < self._paused_until
         return self._pause_reason if is_paused else None
 
     @property
-    def blocked_reason(self) -> PauseReason | None:
+    def blocked_reason(self) -> str | None:
         """Why no share may be proven now, or None. During a pause, one share may be tried after each block."""
         return None if self._may_try else self.pause_reason
 
@@ -229,7 +229,7 @@ class CircuitChoice:
         self._height = max(self._height, height)
         self._accepted = None if circuit == self._accepted else self._accepted
         if not self._is_auto:
-            self._pause(PauseCause.CIRCUIT_REFUSED.reason(circuit, next_circuit(circuit)))
+            self._pause(PauseReason.CIRCUIT_REFUSED.format(circuit, next_circuit(circuit)))
             return
         self._refused.add(circuit)
         if self.current == circuit:
@@ -239,15 +239,15 @@ class CircuitChoice:
         if self._refused.issuperset(candidates):
             self._refused.clear()
             names = "both circuits" if len(candidates) == 2 else ", ".join(candidates)
-            self._pause(PauseCause.EVERY_CIRCUIT_REFUSED.reason(names))
+            self._pause(PauseReason.EVERY_CIRCUIT_REFUSED.format(names))
 
-    def _pause(self, reason: PauseReason) -> None:
-        is_known = text_of(self.pause_reason) == str(reason)  # another host may have reported the same text
+    def _pause(self, reason: str) -> None:
+        is_known = self.pause_reason == reason  # another host may have reported the same text
         self._paused_until = self._clock.monotonic() + PAUSE_SECONDS
         self._pause_reason = reason
         self._may_try = False
         if not is_known:
-            log.error("valid_proofs_refused", reason=str(reason))
+            log.error("valid_proofs_refused", reason=reason)
 
     # ------------------------------------------------------------------ counted reveals
 

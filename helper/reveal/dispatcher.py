@@ -17,7 +17,7 @@ import structlog
 
 from helper.clock import RECHECK_SECONDS, Clock
 from helper.core.dispatch_order import BacklogLimits, DueShare, RoundQueue, RoundTurns, retry_delay
-from helper.core.refusals import PauseCause, PauseReason
+from helper.core.refusals import PauseReason
 from helper.observability.log_config import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
@@ -48,7 +48,7 @@ FIRST_CLAIMS_PER_PROVER = 1
 FIRST_CHECK_SECONDS = 0.1
 """Minimum seconds between two checks for shares that have priority while all claims are taken."""
 _REVEALING = "revealing claimed shares"
-_EXPECTED_CAUSES = frozenset({PauseCause.BLOCKS_UNREAD, PauseCause.NO_NODE_IN_SYNC})
+_EXPECTED_REASONS = frozenset({PauseReason.BLOCKS_UNREAD, PauseReason.NO_NODE_IN_SYNC})
 """Causes of pauses that are not warnings: each start has the first, and the node pool warns of each failing node."""
 
 
@@ -176,7 +176,7 @@ class DispatchGate:
 
     ends: Mapping[bytes, float]
     max_due_time: float
-    pause_reason: PauseReason | None = None
+    pause_reason: str | None = None
     is_one_at_a_time: bool = False
     chain_time: float = 0.0
 
@@ -221,7 +221,7 @@ class Dispatcher:
         self._next_first_check = -math.inf  # monotonic
         self._next_trial = -math.inf  # monotonic time from which another share may try the circuit
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
-        self.pause_reason: PauseReason | None = PauseCause.STARTING.reason()
+        self.pause_reason: str | None = PauseReason.STARTING
         if sender is not None:
             sender.subscribe(self.wake)
 
@@ -346,13 +346,13 @@ class Dispatcher:
             return max(due, now + RECHECK_SECONDS)  # limited by the block time, which advances with each block
         return due if due > now else now + DUE_TIME_RESOLUTION_SECONDS  # it became due after the claim
 
-    def _note_pause(self, reason: PauseReason | None) -> None:
+    def _note_pause(self, reason: str | None) -> None:
         if reason != self.pause_reason:
             if reason is None:
                 log.info("dispatch_resumed")
             else:
-                note = log.info if reason.cause in _EXPECTED_CAUSES else log.warning
-                note("dispatch_paused", reason=str(reason))
+                note = log.info if reason in _EXPECTED_REASONS else log.warning
+                note("dispatch_paused", reason=reason)
             self.pause_reason = reason
 
     def _start_reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:

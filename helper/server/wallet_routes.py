@@ -17,7 +17,7 @@ from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from helper.circuits import share_body_schema
 from helper.clock import Clock, SystemClock
-from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, find_refusal
+from helper.core.refusals import Situation, TemporaryRefusal, find_refusal
 from helper.core.share import ShareState
 from helper.core.share_fields import HexField, error_message
 from helper.errors import ClientLeft, ShareRefused
@@ -120,7 +120,7 @@ class WalletView:
     clock: Clock = field(default_factory=SystemClock)
     queue_summaries: QueueSummaries | None = None
     pending_status: int = 202
-    pause_reason: Callable[[], PauseReason | None] = lambda: None
+    pause_reason: Callable[[], str | None] = lambda: None
     count_outcome: Callable[[str], None] = lambda _: None
 
 

@@ -17,7 +17,6 @@ from helper.chain.chain_data import Anchor, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits import create_sample_share
-from helper.core.refusals import PauseReason
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
 from helper.reveal.prover_pool import Proof, ProverPool
@@ -169,7 +168,7 @@ class FakeTrees(CommitmentTreeSync):
     ) -> Anchor | None:
         return self.newest if self.newest is not None and position < self.newest.size else None
 
-    def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
+    def contradiction_reason(self, round_id: bytes) -> str | None:
         return None
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:

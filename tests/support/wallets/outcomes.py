@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from devnet.clients.client_wallet import ClientWallet, HelperState, SentShare
 from devnet.clients.known_clients import CLIENTS, AsksOn, Client
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.errors import StoreFull
 from helper.ingest import admission
 from helper.server.connection_limits import ConnectionLimits
@@ -247,11 +247,11 @@ def hide_round(helper: TestHelper) -> None:
 
 
 def pause(helper: TestHelper) -> None:
-    helper.app.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    helper.app.pause_reason = PauseReason.NO_NODE_IN_SYNC
 
 
 def start(helper: TestHelper, seconds: float = math.inf) -> None:
-    helper.app.pause_reason = PauseCause.CHAIN_NOT_READ.reason()
+    helper.app.pause_reason = PauseReason.CHAIN_NOT_READ
     helper.chain.changes.append((seconds, partial(setattr, helper.app, "pause_reason", None)))
 
 

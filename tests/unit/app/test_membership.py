@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from helper.app.cluster import ClockSkewMonitor
-from helper.core.refusals import PauseReason
 from helper.errors import StoreError
 from tests.support.clock import FakeClock
 
@@ -38,7 +37,7 @@ async def test_skew_is_checked_every_ten_seconds_and_outage_keeps_result() -> No
     watch = ClockSkewMonitor((database := FakeStore()).measure_clock_skew, clock=clock)
     running = asyncio.create_task(watch.run())
 
-    async def later() -> PauseReason | None:
+    async def later() -> str | None:
         await asyncio.sleep(0)
         clock.advance(10)
         for _ in range(5):

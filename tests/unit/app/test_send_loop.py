@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helper.app.cluster import send_prepared
-from helper.core.refusals import PauseCause, PauseReason
+from helper.core.refusals import PauseReason
 from helper.core.share import ShareState
 from helper.lease import Lease
 from helper.store import messages
@@ -39,7 +39,7 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
 
 @asynccontextmanager
 async def run_send_loop(
-    pipeline: Pipeline, lease: FakeLease, paused: list[PauseReason] | None = None
+    pipeline: Pipeline, lease: FakeLease, paused: list[str] | None = None
 ) -> AsyncIterator[asyncio.Event]:
     """Run a send loop next to a dispatcher that only proves."""
     pipeline.dispatcher._sender = None
@@ -141,7 +141,7 @@ async def test_lease_change_while_recording_send_prevents_it(
 
 
 async def test_paused_queue_holds_back_unsent_shares(pipeline: Pipeline, lease: FakeLease) -> None:
-    paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
+    paused: list[str] = [PauseReason.CLOCK_OFF_CHAIN]
     async with run_send_loop(pipeline, lease, paused) as prepared, pipeline.run_dispatcher():
         await pipeline.enqueue(1, submit_at=START_TIME)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from helper.chain import commitment_trees
 from helper.chain.chain_data import Anchor
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, WAKES_PER_ITERATION
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.errors import ChainUnavailable, StoreError
 from helper.store import rounds
 from tests.unit.chain.fakes import ROUND_ID, FakeNode, json_response, read_recorded, recorded_round
@@ -202,7 +202,7 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     env, chain = await sync_tree()
     other = FakeTree((60, 7, 8))
     other.publish_to(*env.nodes)
-    for reason in (None, PauseCause.ROUND_TREE_CONTRADICTED.reason()):
+    for reason in (None, PauseReason.ROUND_TREE_CONTRADICTED):
         with pytest.raises(ChainUnavailable):
             await env.trees.sync(101)
         assert env.trees.contradiction_reason(ROUND_ID) == reason

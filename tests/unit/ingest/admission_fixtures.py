@@ -14,7 +14,6 @@ from helper.chain.chain_data import Anchor, Proposal, Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.clock import Clock
-from helper.core.refusals import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
 from helper.store.models import EnqueueResult
@@ -106,8 +105,8 @@ class FakeChain:
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.leaves.get((round_id, position))
 
-    def round_paused(self, round_id: bytes) -> PauseReason | None:
-        return PauseCause.ROUND_FROZEN.reason("its end changed") if round_id in self.frozen_rounds else None
+    def round_paused(self, round_id: bytes) -> str | None:
+        return "its end changed" if round_id in self.frozen_rounds else None
 
     def stored_leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.stored_leaves.get((round_id, position))

@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from structlog.testing import capture_logs
 
 from helper.chain.chain_data import Proposal, RoundStatus
-from helper.core.refusals import PauseCause, PauseReason, Situation, TemporaryRefusal
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
@@ -46,7 +46,7 @@ class Harness:
         self.checks = FakeChecks()
         self.wake_count = 0
         self.due = 0.0
-        self.pause: PauseReason | None = None
+        self.pause: str | None = None
         self.intake = AdmissionController(
             store=self.store,
             rounds=self.chain.registry,
@@ -93,7 +93,7 @@ def change(
     proposals: bool = True,
     leaf: bytes | None = COMMITMENT,
     stored_leaf: bytes | None = None,
-    pause: PauseCause | None = None,
+    pause: PauseReason | None = None,
     is_known: bool = False,
 ) -> None:
     """Change what the helper knows of the round (`status` None: nothing), of the vote and of the share."""
@@ -105,7 +105,7 @@ def change(
         leaves.clear()
         if value is not None:
             leaves[ROUND_ID, POSITION] = value
-    harness.pause = pause and pause.reason()
+    harness.pause = pause
     if is_known:
         harness.store.known_keys.add(make_share().key)
 
@@ -159,9 +159,9 @@ KNOWN: dict[str, dict[str, Any]] = {
     "no leaf": {"leaf": None},
     "no round": {"leaf": None, "status": None},
     "no proposals": {"leaf": None, "proposals": False},
-    "paused": {"pause": PauseCause.NO_NODE_IN_SYNC},
-    "starting after the round": {"leaf": None, "status": RoundStatus.TALLYING, "pause": PauseCause.STARTING},
-    "starting with a leaf": {"leaf": None, "stored_leaf": COMMITMENT, "pause": PauseCause.STARTING},
+    "paused": {"pause": PauseReason.NO_NODE_IN_SYNC},
+    "starting after the round": {"leaf": None, "status": RoundStatus.TALLYING, "pause": PauseReason.STARTING},
+    "starting with a leaf": {"leaf": None, "stored_leaf": COMMITMENT, "pause": PauseReason.STARTING},
 }
 
 
@@ -222,7 +222,7 @@ async def test_admission_round_closed_by_other_host_is_refused(harness: Harness)
 async def test_admission_invalid_share_is_refused_before_chain_checks(harness: Harness, invalid: InvalidShare) -> None:
     harness.checks.invalid = invalid
     harness.chain.rounds.clear()  # the hashes are checked before the round
-    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
+    harness.pause = PauseReason.NO_NODE_IN_SYNC
     with pytest.raises(PayloadError) as refused:
         await harness.intake.admit(create_body())
     assert refused.value.field == invalid.field
@@ -233,7 +233,7 @@ async def test_admission_invalid_share_is_refused_before_chain_checks(harness: H
 async def test_admission_failed_native_check_refuses_before_chain_checks(harness: Harness) -> None:
     harness.checks.error = ProofsError("?")
     harness.chain.rounds.clear()
-    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
+    harness.pause = PauseReason.NO_NODE_IN_SYNC
     refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, None)
     assert harness.store.calls == []
@@ -375,7 +375,7 @@ async def test_admission_unconfirmed_stored_leaf_does_not_admit_new_share(harnes
 
 @pytest.mark.rule("W5")
 async def test_admission_paused_refuses_new_shares_without_waiting(harness: Harness) -> None:
-    harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
+    harness.pause = PauseReason.NO_NODE_IN_SYNC
     assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     remove_leaf(harness)
     assert await harness.expect_temporary(make_share()) is Situation.PAUSED
@@ -428,13 +428,13 @@ async def test_admission_proposals_unconfirmed_is_temporary(harness: Harness) ->
 
 async def test_admission_pause_during_hold_is_temporary(harness: Harness) -> None:
     remove_leaf(harness)
-    harness.chain.syncs = [lambda: setattr(harness, "pause", PauseCause.NO_NODE_IN_SYNC.reason()), no_change]
+    harness.chain.syncs = [lambda: setattr(harness, "pause", PauseReason.NO_NODE_IN_SYNC), no_change]
     assert await harness.expect_temporary(make_share()) is Situation.PAUSED
 
 
 @pytest.mark.rule("W5")
 async def test_admission_share_waits_for_the_end_of_the_start(harness: Harness) -> None:
-    harness.pause = PauseCause.CHAIN_NOT_READ.reason()
+    harness.pause = PauseReason.CHAIN_NOT_READ
     assert await harness.expect_temporary(make_share()) is Situation.PAUSED
     assert sum(harness.chain.wait_timeouts[:1]) == intake_module.MAX_WAIT_SECONDS
     harness.chain.syncs = [lambda: setattr(harness, "pause", None)]

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from helper.chain.round_registry import RoundRegistry
-from helper.core.refusals import PauseCause, PauseReason, TemporaryRefusal
+from helper.core.refusals import PauseReason, TemporaryRefusal
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
@@ -33,7 +33,7 @@ class Harness(TreeEnvironment):
     def __init__(self) -> None:
         super().__init__()
         self.shares = FakeStore()
-        self.pause: PauseReason | None = None
+        self.pause: str | None = None
         self.start_intake()
         self.votes = FakeTree()
         self.votes.append(60, 1, 2, int.from_bytes(COMMITMENT, "little"))
@@ -116,7 +116,7 @@ async def test_admission_restart_without_node_recognizes_duplicates(harness: Har
     assert await harness.post() is EnqueueResult.QUEUED
     harness.network.nodes.clear()
     await harness.restart()
-    harness.pause = PauseCause.STARTING.reason()
+    harness.pause = PauseReason.STARTING
     assert await harness.post(submit_at=0) is EnqueueResult.DUPLICATE
     assert (await harness.expect_refusal(enc_share=create_body_share(1)))[0] == 503
     assert len(harness.shares.shares) == 1

@@ -16,7 +16,7 @@ from helper.app.cluster import EXCHANGE_INTERVAL_SECONDS, MISSING_GRACE_SECONDS,
 from helper.app.service import create_lease
 from helper.chain.round_registry import RoundRegistry
 from helper.config.sections import ROLES, Config
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.errors import LeaseError, LeaseHeld, StoreError
 from helper.lease import DatabaseLease, Lease, LeaseKeeper
 from helper.lease.s3_lease import S3Lease
@@ -405,7 +405,7 @@ async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: Sq
     await original.start()
     assert {original.intake_blocked, original.work_blocked} == {None}
     assert not await second.acquire()
-    assert restored.intake_blocked == restored.work_blocked == PauseCause.QUEUE_USED_ELSEWHERE.reason("a")
+    assert restored.intake_blocked == restored.work_blocked == PauseReason.QUEUE_USED_ELSEWHERE.format("a")
     assert restored.add_state(ServiceState()) == ServiceState(sends=False, sender="a")
     assert original.add_state(ServiceState()) == ServiceState(sends=True, sender="")
 

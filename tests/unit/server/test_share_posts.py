@@ -14,7 +14,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from helper.chain.chain_data import RoundStatus
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
 from helper.ingest.validator import PayloadError
 from helper.server.edge import Edge
@@ -67,7 +67,7 @@ def fail_store(error: Exception) -> Callable[[WalletApp], None]:
 
 
 def pause_intake(wallets: WalletApp) -> None:
-    wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    wallets.pause_reason = PauseReason.NO_NODE_IN_SYNC
 
 
 def set_starting(wallets: WalletApp) -> None:

@@ -28,7 +28,7 @@ from devnet.clients.known_clients import (
     Client,
 )
 from helper.chain.chain_data import Proposal
-from helper.core.refusals import PauseCause
+from helper.core.refusals import PauseReason
 from helper.ingest import admission
 from tests.simulation.store import SimDisk, SimStore
 from tests.support.wallets import outcomes
@@ -248,7 +248,7 @@ def test_592_shares_on_a_connection_each_are_accepted() -> None:
 def test_pause_of_a_second_costs_one_repetition() -> None:
     async def deliver(trial: Trial) -> None:
         app = trial.helper.app
-        app.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+        app.pause_reason = PauseReason.NO_NODE_IN_SYNC
         asyncio.get_running_loop().call_later(1.0, lambda: setattr(app, "pause_reason", None))
         await trial.wallet.deliver(trial.shares)
         assert trial.statuses == [503] + [200] * 16
@@ -340,5 +340,5 @@ async def test_operators_tools_find_the_helper_up_at_its_base_url() -> None:
         height = (await harness.client.get(block)).json()["block"]["header"]["height"]
         assert isinstance(height, str)
         assert int(height) > 0
-        harness.wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+        harness.wallets.pause_reason = PauseReason.NO_NODE_IN_SYNC
         assert await probe() == [200, 503, 200]

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.chain_data import RoundStatus
-from helper.core.refusals import PauseCause, Situation, TemporaryRefusal
+from helper.core.refusals import PauseReason, Situation, TemporaryRefusal
 from helper.core.share import ShareState
 from helper.errors import StoreFull
 from helper.observability.queue_summary import QueueSummaries
@@ -97,7 +97,7 @@ async def test_status_before_ready_is_503(client: httpx.AsyncClient, wallets: Wa
 
 @pytest.mark.rule("N8", "W1")
 async def test_status_while_paused_is_503(client: httpx.AsyncClient, wallets: WalletApp) -> None:
-    wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    wallets.pause_reason = PauseReason.NO_NODE_IN_SYNC
     response = await client.get(STATUS_PATH)
     assert response.status_code == 503
     assert "no chain node is in sync" in error_text(response)
@@ -201,7 +201,7 @@ async def test_queue_summary_request_reads_neither_queue_nor_chain() -> None:
 @pytest.mark.rule("Q5")
 async def test_queue_summary_is_served_during_a_pause() -> None:
     wallets = SummaryApp()
-    wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    wallets.pause_reason = PauseReason.NO_NODE_IN_SYNC
     async with wallets.create_client() as client:
         assert (await client.get(STATUS_PATH)).status_code == 503
         assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 200

@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 
-from helper.core.refusals import PauseReason
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.server.wallet_routes import WalletView, create_wallet_edge
@@ -42,7 +41,7 @@ class WalletApp:
         self.store = FakeStore()
         self.checks = FakeChecks()
         self.is_ready = True
-        self.pause_reason: PauseReason | None = None
+        self.pause_reason: str | None = None
         store = self.store if queue is None else queue
         self.intake = AdmissionController(
             store=store,
