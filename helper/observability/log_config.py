@@ -108,8 +108,7 @@ def configure(
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         replace_exception,
-        drop_unknown_fields,
-        clean_fields,
+        keep_allowed_fields,
         *([] if report is None else [_create_report_processor(report)]),
     ]
     renderer: Processor = (
@@ -183,25 +182,22 @@ def count_dropped_fields() -> Mapping[str, int]:
     return dict(_dropped)
 
 
-def drop_unknown_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Remove disallowed fields and values that are not plain. Adds their number as `dropped`."""
-    allowed: EventDict = {}
-    dropped = 0
+def keep_allowed_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Remove disallowed fields and values that are not plain. Adds their number as `dropped`.
+
+    Control characters are replaced, to prevent log injection and terminal escape sequences.
+    """
+    kept: EventDict = {}
     for name, value in event.items():
-        # names with an underscore are internal to structlog, which removes them before rendering
-        if name.startswith("_") or (name in ALLOWED_FIELDS and _is_plain(value)):
-            allowed[name] = value
+        if name.startswith("_"):  # internal to structlog, which removes it before rendering
+            kept[name] = value
+        elif name in ALLOWED_FIELDS and _is_plain(value):
+            kept[name] = _clean(value)
         else:
             _dropped[name] += 1
-            dropped += 1
-    if dropped:
-        allowed["dropped"] = dropped
-    return allowed
-
-
-def clean_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Remove control characters from all values, to prevent log injection and terminal escape sequences."""
-    return {name: value if name.startswith("_") else _clean(value) for name, value in event.items()}
+    if dropped := len(event) - len(kept):
+        kept["dropped"] = dropped
+    return kept
 
 
 def _clean(value: Any) -> Any:
