@@ -123,11 +123,7 @@ class Share:
     share_index: Annotated[int, _INDEX, "enc_share.share_index"]
     c1: Annotated[bytes, _POINT, "enc_share.c1"] = field(repr=False)
     c2: Annotated[bytes, _POINT, "enc_share.c2"] = field(repr=False)
-    round_id: Annotated[
-        bytes,
-        HexField("The voting round: a canonical Pallas base field element.", allows_upper_case=True),
-        "vote_round_id",
-    ]
+    round_id: Annotated[bytes, HexField("The voting round: a canonical Pallas base field element."), "vote_round_id"]
     proposal_id: Annotated[int, IntegerField("A proposal of the round.", 1, 50)]
     vote_decision: Annotated[int, IntegerField("The index of one of the proposal's options.", 0, 7)]
     tree_position: Annotated[

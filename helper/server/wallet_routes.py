@@ -95,7 +95,7 @@ class RoundCounts(TypedDict):
     failed: int
 
 
-_PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.", allows_upper_case=True)
+_PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +284,10 @@ def parse_hex32(field: str, text: str) -> bytes:
     Raises:
         PayloadError: it is not 64 hex characters.
     """
-    if _PATH_HEX_FIELD.pattern.fullmatch(text) is None:
-        raise PayloadError(field, error_message(_PATH_HEX_FIELD, "not-hex"))
-    return bytes.fromhex(text)
+    try:
+        return _PATH_HEX_FIELD.decode(text)
+    except ValueError:
+        raise PayloadError(field, error_message(_PATH_HEX_FIELD, "not-hex")) from None
 
 
 def queue_status_body(
