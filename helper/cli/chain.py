@@ -15,7 +15,7 @@ import typer
 from helper.chain.block_reader import ChainLookups, IncludedTx
 from helper.chain.broadcast_outcome import sanitize_text
 from helper.chain.node_pool import NodePool, create_node_pool
-from helper.chain.reveal_transaction import parse_reveal
+from helper.chain.reveal_transaction import RevealMessage, parse_reveal
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
     ConfigOption,
@@ -194,14 +194,16 @@ def _describe_transaction(transaction: IncludedTx, tx_hash: bytes, chain_id: str
         log=sanitize_text(transaction.log),
         kind=None if transaction.raw is None else kind,
         bytes=None if transaction.raw is None else len(transaction.raw),
-        reveal=None
-        if message is None
-        else PublicReveal(
-            round=message.round_id.hex(),
-            nullifier=message.nullifier.hex(),
-            proposal_id=message.proposal_id,
-            vote_decision=message.vote_decision,
-            anchor_height=message.anchor_height,
-            proof_bytes=len(message.proof),
-        ),
+        reveal=None if message is None else PublicReveal(**reveal_fields(message), proof_bytes=len(message.proof)),
     )
+
+
+def reveal_fields(message: RevealMessage) -> dict[str, Any]:
+    """Return the public fields of a reveal, except its proof."""
+    return {
+        "round": message.round_id.hex(),
+        "nullifier": message.nullifier.hex(),
+        "proposal_id": message.proposal_id,
+        "vote_decision": message.vote_decision,
+        "anchor_height": message.anchor_height,
+    }

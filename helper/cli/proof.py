@@ -11,7 +11,7 @@ import anyio
 import typer
 
 from helper.chain.block_reader import ChainLookups
-from helper.cli.chain import open_node_pool
+from helper.cli.chain import open_node_pool, reveal_fields
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import (
     ConfigOption,
@@ -29,10 +29,10 @@ from helper.core.json_records import HEX_32, TX_HASH, fact, to_json
 from helper.errors import BucketError, HelperError, NotFound, ProofBundleError, UsageError
 from helper.operations.archive_reader import find_bundle, open_archive_bucket
 from helper.operations.proof_bundle import (
+    MAX_BUNDLE_BYTES,
     ProofBundle,
     find_circuit,
     pack_bundle,
-    read_bundle_file,
     unpack_bundle,
     verify_bundle,
 )
@@ -145,7 +145,8 @@ def verify(
     transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
     root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
-    content = read_bundle_file(bundle)
+    with bundle.open("rb") as file:
+        content = file.read(MAX_BUNDLE_BYTES + 1)
     fields: dict[str, Any] = {}
     confirmed: bool | None = None
     reason: str | None = None
@@ -252,16 +253,11 @@ async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None
 
 
 def _bundle_fields(proof_bundle: ProofBundle) -> dict[str, Any]:
-    message = proof_bundle.message
     return {
         "chain_id": proof_bundle.chain_id,
         "height": proof_bundle.height,
         "transaction": proof_bundle.tx_hash,
-        "round": message.round_id.hex(),
-        "nullifier": message.nullifier.hex(),
-        "proposal_id": message.proposal_id,
-        "vote_decision": message.vote_decision,
-        "anchor_height": message.anchor_height,
+        **reveal_fields(proof_bundle.message),
         "root": proof_bundle.root.hex(),
         "circuit": proof_bundle.circuit.name,
         "fingerprint": proof_bundle.circuit.fingerprint,

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import orjson
@@ -193,12 +192,6 @@ def _encode_inputs(proof_bundle: ProofBundle) -> bytes:
 
 def _encode_json(value: Mapping[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
-
-
-def read_bundle_file(path: Path) -> bytes:
-    """Read a file, at most one byte more than the size limit of a bundle."""
-    with path.open("rb") as file:
-        return file.read(MAX_BUNDLE_BYTES + 1)
 
 
 def unpack_bundle(bundle: bytes) -> ProofBundle:
