@@ -88,17 +88,12 @@ class Term:
     suspended, and the wall clock can be set, so either clock alone could extend the term.
 
     Args:
-        margin: seconds before its end at which it is considered expired.
-
-    Raises:
-        ValueError: the margin is negative or not below `seconds`.
+        seconds: validity, without the margin before its end.
     """
 
-    def __init__(self, clock: Clock, *, seconds: float, margin: float) -> None:
-        if not 0 <= margin < seconds:
-            raise ValueError(f"a lease of {seconds} s has no time left after a margin of {margin} s")
+    def __init__(self, clock: Clock, *, seconds: float) -> None:
         self._clock = clock
-        self._length = seconds - margin
+        self._length = seconds
         self._until = _EXPIRED
 
     def read_clocks(self) -> Moment:
@@ -142,7 +137,7 @@ class DatabaseLease(Lease):
         self.seconds = self.holder_seconds = store.lease_seconds
         self._store = store
         self._outer = outer
-        self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN_FRACTION)
+        self._term = Term(clock, seconds=self.seconds - self.seconds * MARGIN_FRACTION)
 
     @property
     def is_held(self) -> bool:

@@ -126,7 +126,7 @@ class S3Lease(Lease):
         self._name = name
         self._host = host[:256]
         self._clock = clock
-        self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN_FRACTION)
+        self._term = Term(clock, seconds=seconds - seconds * MARGIN_FRACTION)
         self._observed_tag = ""  # ETag of the version observed last
         self._observed_since = 0.0  # monotonic time after the response that showed it first
         self._process_id = secrets.token_hex(16)
