@@ -131,7 +131,7 @@ def read_svoted_export(data: bytes) -> SvotedExport:
     if isinstance(version, int) and version not in READABLE_VERSIONS:
         raise ExportFileError(f"the export has version {version}; versions 1 and 2 can be read")
     try:
-        file = _File.model_validate_json(data)
+        file = _File.model_validate(content)
     except ValidationError as error:
         name = first_error(error)[0] or "the file"
         raise ExportFileError(f"not an export of svoted's helper: {name} is missing or invalid") from None
@@ -150,14 +150,13 @@ def read_svoted_export(data: bytes) -> SvotedExport:
 
 def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | None:
     """Return the line of a row, None if its share is already revealed."""
-    text = orjson.dumps(content)
     try:
-        mark = _RowState.model_validate_json(text)
+        mark = _RowState.model_validate(content)
         if mark.corrupt:
             return INVALID_LINE
         if mark.state == _SUBMITTED:
             return None
-        row = _Row.model_validate_json(text)
+        row = _Row.model_validate(content)
         times = {"submit_at": row.original_submit_at or row.submit_at}
         share = share_from_payload({**content, "vote_round_id": round_id.hex(), **times})
     except (ValidationError, ValueError):
