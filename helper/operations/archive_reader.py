@@ -1,4 +1,8 @@
-"""Opens the archive; reads bundles, the data of finished rounds and results of audits. The content is untrusted."""
+"""Opens the archive; reads bundles, the data of finished rounds and results of audits. The content is untrusted.
+
+What reads raises ProofBundleError if an object is missing or was altered, and BucketError if the object store is
+unreachable.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +65,6 @@ async def find_bundle(bucket: Bucket, nullifier: bytes, round_ids: Sequence[byte
 
     Args:
         round_ids: the rounds to search, empty for all archived rounds.
-
-    Raises:
-        ProofBundleError: an object is missing or was altered.
-        BucketError: the object store is unreachable.
     """
     if not round_ids:
         round_ids = [
@@ -80,12 +80,7 @@ async def find_bundle(bucket: Bucket, nullifier: bytes, round_ids: Sequence[byte
 
 
 async def read_round(bucket: Bucket, round_id: bytes) -> AsyncGenerator[list[ProofBundle]]:
-    """Iterate over the bundles of a round, one index part at a time, by height.
-
-    Raises:
-        ProofBundleError: an object is missing or was altered.
-        BucketError: the object store is unreachable.
-    """
+    """Iterate over the bundles of a round, one index part at a time, by height."""
     read = partial(_read_bundle, bucket, round_id)
     for name in sorted(await bucket.list_names(index_directory(round_id))):
         entries = list(parse_lines(IndexEntry, await _get(bucket, name)))
@@ -109,14 +104,7 @@ class ArchivedRound:
 
 
 async def read_finished_round(bucket: Bucket, round_id: bytes) -> ArchivedRound | None:
-    """Return the documents of a round, None if the archive does not have them.
-
-    An archive has none of a running round.
-
-    Raises:
-        ProofBundleError: an object is missing or was altered.
-        BucketError: the object store is unreachable.
-    """
+    """Return the documents of a round, None if the archive does not have them, as of a running round."""
     stored = await bucket.get(manifest_name(round_id))
     if stored is None:
         return None
@@ -128,11 +116,7 @@ async def read_finished_round(bucket: Bucket, round_id: bytes) -> ArchivedRound 
 
 
 async def list_blocks(bucket: Bucket, chain_id: str, heights: range) -> list[str] | None:
-    """Return the names of the objects with these blocks, by height. None if some are not archived.
-
-    Raises:
-        BucketError: the object store is unreachable.
-    """
+    """Return the names of the objects with these blocks, by height. None if some are not archived."""
     needed: list[str] = []
     next_height = heights.start
     for name in sorted(await bucket.list_names(blocks_directory(chain_id))):  # sorted by height
@@ -146,12 +130,7 @@ async def list_blocks(bucket: Bucket, chain_id: str, heights: range) -> list[str
 async def read_blocks(
     bucket: Bucket, round_id: bytes, names: Sequence[str]
 ) -> AsyncGenerator[tuple[ArchivedBlock, list[bytes]]]:
-    """Iterate over the blocks in some objects, each with the transactions of the round's reveals.
-
-    Raises:
-        ProofBundleError: an object is missing or was altered.
-        BucketError: the object store is unreachable.
-    """
+    """Iterate over the blocks in some objects, each with the transactions of the round's reveals."""
 
     async def read(height: int, reveal: ArchivedReveal) -> bytes:
         name = bundle_name(round_id, reveal.transaction)
@@ -182,9 +161,6 @@ async def _read_bundle(bucket: Bucket, round_id: bytes, entry: IndexEntry) -> Pr
     """Read the bundle of an index entry, and compare it with the entry.
 
     Neither verifies the proof nor checks that the chain confirmed the reveal.
-
-    Raises:
-        ProofBundleError: the bundle is missing, invalid, or does not match the entry.
     """
     bundle = await _get(bucket, bundle_name(round_id, entry.transaction))
     if sha256(bundle).hexdigest() != entry.sha256:
