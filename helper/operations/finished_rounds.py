@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
@@ -56,7 +55,6 @@ class FinishedRounds:
 
     Args:
         pool: the nodes, whose list of rounds is read; closed at the end.
-        run_worker: archives and audits a round; tests replace the process.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class FinishedRounds:
         archived_height: Callable[[], int],
         is_writer: Callable[[], bool],
         clock: Clock,
-        run_worker: Callable[[Job], Awaitable[str | None]] | None = None,
     ) -> None:
         self._interval_seconds = config.archive.check_seconds
         self._audits = config.archive.audit
@@ -84,7 +81,6 @@ class FinishedRounds:
         self._archived_height = archived_height
         self._is_writer = is_writer
         self._clock = clock
-        self._run_worker = run_worker or partial(run_worker_process, WORKER_COMMAND)
         self._done: set[bytes] | None = None
         self._finalized_at: dict[bytes, int] = {}  # the chain's height when the round was first listed as finalized
         self._retry_at: dict[bytes, float] = {}
@@ -132,7 +128,7 @@ class FinishedRounds:
     async def _process_round(self, round_id: bytes, height: int) -> None:
         job = Job(config=self._worker_config, round=round_id.hex(), height=height)
         try:
-            verdict = await self._run_worker(job)
+            verdict = await run_worker_process(WORKER_COMMAND, job)
         except AuditError as error:
             self._retry_at[round_id] = self._clock.monotonic() + RETRY_SECONDS
             log.warning("round_audit_incomplete", round=round_id.hex(), reason=str(error))

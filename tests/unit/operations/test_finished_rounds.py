@@ -57,7 +57,7 @@ class FakeWorker:
         self.verdict: str | None = "passed"
         self.error: str | None = None
 
-    async def __call__(self, job: Job) -> str | None:
+    async def __call__(self, _command: object, job: Job) -> str | None:
         self.jobs.append(job)
         if self.error is not None:
             raise AuditError(self.error)
@@ -71,11 +71,18 @@ CONFIG = Config(
 )
 
 
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    worker = FakeWorker()
+    monkeypatch.setattr("helper.operations.finished_rounds.run_worker_process", worker)
+    return worker
+
+
 class Setup:
     """A task with a fake chain and worker."""
 
-    def __init__(self, config: Config = CONFIG) -> None:
-        self.pool, self.worker, self.clock, self.bucket = FakePool(), FakeWorker(), FakeClock(), MemoryBucket()
+    def __init__(self, worker: FakeWorker, config: Config = CONFIG) -> None:
+        self.pool, self.worker, self.clock, self.bucket = FakePool(), worker, FakeClock(), MemoryBucket()
         self.archived_height, self.is_writer = 0, True
         self.pool.head = BlockHead("svote-1", 150, 0.0)
         self.rounds = FinishedRounds(
@@ -85,7 +92,6 @@ class Setup:
             archived_height=lambda: self.archived_height,
             is_writer=lambda: self.is_writer,
             clock=self.clock,
-            run_worker=self.worker,
         )
 
     async def processed(self) -> list[str]:
@@ -94,8 +100,8 @@ class Setup:
         return [job.round[:2] for job in self.worker.jobs]
 
 
-async def test_process_waits_for_the_end_of_the_round_and_its_blocks() -> None:
-    setup = Setup()
+async def test_process_waits_for_the_end_of_the_round_and_its_blocks(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     assert await setup.processed() == []
     setup.pool.statuses[FIRST] = RoundStatus.FINALIZED
     setup.archived_height = 159
@@ -110,8 +116,8 @@ async def test_process_waits_for_the_end_of_the_round_and_its_blocks() -> None:
     assert await setup.processed() == ["01", "02"]
 
 
-async def test_process_gives_the_process_no_secret() -> None:
-    setup = Setup()
+async def test_process_gives_the_process_no_secret(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
     assert await setup.processed() == ["01"]
     text = setup.worker.jobs[0].model_dump_json()
@@ -122,8 +128,8 @@ async def test_process_gives_the_process_no_secret() -> None:
 
 
 @pytest.mark.parametrize("audit", [True, False])
-async def test_process_skips_rounds_in_the_archive(audit: bool) -> None:
-    setup = Setup(Config(archive=ArchiveSection(place="s3://bucket/proofs", audit=audit)))
+async def test_process_skips_rounds_in_the_archive(worker: FakeWorker, audit: bool) -> None:
+    setup = Setup(worker, Config(archive=ArchiveSection(place="s3://bucket/proofs", audit=audit)))
     setup.pool.statuses, setup.archived_height = dict.fromkeys((FIRST, SECOND), RoundStatus.FINALIZED), 199
     await setup.bucket.put(audit_name(FIRST) if audit else manifest_name(FIRST), b"")
     await setup.bucket.put(audit_name(SECOND) if not audit else manifest_name(SECOND), b"")
@@ -134,8 +140,8 @@ async def test_process_skips_rounds_in_the_archive(audit: bool) -> None:
     assert setup.bucket.request_counts["list"] == 1
 
 
-async def test_process_of_another_writer_is_taken_over() -> None:
-    setup = Setup()
+async def test_process_of_another_writer_is_taken_over(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     setup.pool.statuses[FIRST], setup.archived_height, setup.is_writer = RoundStatus.FINALIZED, 199, False
     assert await setup.processed() == []
     await setup.bucket.put(audit_name(FIRST), b"")  # by the other host
@@ -143,8 +149,8 @@ async def test_process_of_another_writer_is_taken_over() -> None:
     assert await setup.processed() == []
 
 
-async def test_process_failed_round_is_tried_again_later() -> None:
-    setup = Setup()
+async def test_process_failed_round_is_tried_again_later(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     setup.pool.statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 199
     setup.worker.error = "no chain node responded"
     with capture_logs() as logs:
@@ -157,8 +163,8 @@ async def test_process_failed_round_is_tried_again_later() -> None:
     assert await setup.processed() == ["01", "01"]
 
 
-async def test_process_failed_audit_is_logged_as_error() -> None:
-    setup = Setup()
+async def test_process_failed_audit_is_logged_as_error(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     setup.pool.statuses[FIRST], setup.archived_height, setup.worker.verdict = RoundStatus.FINALIZED, 199, "failed"
     with capture_logs() as logs:
         await setup.processed()
@@ -166,8 +172,8 @@ async def test_process_failed_audit_is_logged_as_error() -> None:
     assert FIRST.hex() in logs[0]["advice"]
 
 
-async def test_run_survives_errors() -> None:
-    setup = Setup()
+async def test_run_survives_errors(worker: FakeWorker) -> None:
+    setup = Setup(worker)
     setup.pool.is_unreachable = True
     with capture_logs() as logs:
         task = asyncio.create_task(setup.rounds.run())
