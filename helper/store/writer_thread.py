@@ -32,7 +32,6 @@ class WriteJob:
     """One operation, the caller that awaits it, and its result."""
 
     op: Callable[[Any], Any]
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     after_erasure: bool
     is_exclusive: bool = False
@@ -53,22 +52,18 @@ def split_exclusive(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
         yield list(run)
 
 
-def deliver_results(jobs: Iterable[WriteJob]) -> None:
-    """Deliver results to the callers, with one wake-up per event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
+def deliver_results(jobs: Sequence[WriteJob]) -> None:
+    """Deliver results to the callers, with one wake-up of their event loop."""
+    if jobs:
+        _call_on_loop(jobs[0].future, _resolve_futures, jobs)
+
+
+def _resolve_futures(jobs: Sequence[WriteJob]) -> None:
     for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, loop_jobs in by_loop.items():
-        call_on_loop(loop, resolve_futures, loop_jobs)
+        _resolve_future(job.future, job.error, job.value)
 
 
-def resolve_futures(jobs: list[WriteJob]) -> None:
-    """Resolve the futures that were not cancelled. Runs on the event loop."""
-    for job in jobs:
-        resolve_future(job.future, job.error, job.value)
-
-
-def resolve_future(future: asyncio.Future[Any], error: BaseException | None, value: Any = None) -> None:
+def _resolve_future(future: asyncio.Future[Any], error: BaseException | None, value: Any = None) -> None:
     """Resolve a future, unless it was cancelled. Runs on the event loop."""
     if not future.done():
         if error is None:
@@ -77,10 +72,10 @@ def resolve_future(future: asyncio.Future[Any], error: BaseException | None, val
             future.set_exception(error)
 
 
-def call_on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
-    """Schedule a callback on an event loop, from any thread."""
+def _call_on_loop(future: asyncio.Future[Any], callback: Callable[..., None], *args: Any) -> None:
+    """Schedule a callback on the event loop of a future."""
     with suppress(RuntimeError):  # the loop is closed, so no caller waits
-        loop.call_soon_threadsafe(callback, *args)
+        future.get_loop().call_soon_threadsafe(callback, *args)
 
 
 def report_damaged(share: DamagedShare) -> None:
@@ -134,7 +129,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._stopped = loop.create_future()
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._run_thread, args=(loop, started, self._stopped), name="store-writer", daemon=True
+            target=self._run_thread, args=(started, self._stopped), name="store-writer", daemon=True
         )
         self._thread.start()
         try:
@@ -167,7 +162,7 @@ class WriterThread(ABC, Generic[TransactionT]):
             raise _not_open_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._submitted.append(WriteJob(op, loop, future, after_erasure, is_exclusive))
+        self._submitted.append(WriteJob(op, future, after_erasure, is_exclusive))
         if len(self._submitted) == 1:
             # Deferred: waking the thread costs more than most operations, so all operations that are submitted in this
             # iteration of the loop share one wake-up.
@@ -181,15 +176,13 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     # ------------------------------------------------------------------ the thread
 
-    def _run_thread(
-        self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
-    ) -> None:
+    def _run_thread(self, started: asyncio.Future[None], stopped: asyncio.Future[None]) -> None:
         try:
             self._open()
         except Exception as error:
-            call_on_loop(loop, resolve_future, started, error)
+            _call_on_loop(started, _resolve_future, started, error)
             return
-        call_on_loop(loop, resolve_future, started, None)
+        _call_on_loop(started, _resolve_future, started, None)
         failure: Exception | None = None
         try:
             self._run_batches()
@@ -198,7 +191,7 @@ class WriterThread(ABC, Generic[TransactionT]):
                 self._close()
             except StoreError as error:
                 failure = error
-            call_on_loop(loop, resolve_future, stopped, failure)
+            _call_on_loop(stopped, _resolve_future, stopped, failure)
 
     def _collect_batch(self, timeout: float | None = None) -> tuple[list[WriteJob], bool]:
         """Wait for the next batch: all waiting jobs, none if `timeout` expires.

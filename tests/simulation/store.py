@@ -166,7 +166,7 @@ class InlineWriter(SqliteWriter):
             return await future
         if self._opened is None:
             raise StoreError("the database is not open")
-        self._pending_jobs.append(WriteJob(op, loop, future, after_erasure, is_exclusive))
+        self._pending_jobs.append(WriteJob(op, future, after_erasure, is_exclusive))
         if self._timer is None:
             self._timer = loop.call_later(self._disk.rng.random() * self._disk.max_commit_delay, self._run_batch)
         return await future

@@ -170,7 +170,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         self._report_damaged(opened.tx)
         pending = opened.eraser.is_pending
         self._jobs_awaiting_erasure += [job for job in batch if job.after_erasure and pending]
-        deliver_results(job for job in batch if not (job.after_erasure and pending))
+        deliver_results([job for job in batch if not (job.after_erasure and pending)])
 
     def _resolve_awaiting_erasure(self, opened: OpenedDatabase) -> None:
         jobs, self._jobs_awaiting_erasure = self._jobs_awaiting_erasure, []
