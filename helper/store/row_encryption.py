@@ -63,7 +63,7 @@ class RowEncryption:
             "live_share": self._decrypt_share,
             "all_shares": self._decrypt_share,
             "page_shares": self._decrypt_sent_reveal,
-            "stored_shares": lambda columns: (*self._decrypt_share(columns[:-2]), *columns[-2:]),
+            "stored_shares": lambda columns: (self._decrypt_share(columns[:-1]), bool(columns[-1])),
             "reveal": self._decrypt_reveal,
             "round_key": self._decrypt_round_key,
             "round_keys": self._decrypt_round_key,

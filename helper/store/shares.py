@@ -130,14 +130,14 @@ def _find_known(
         for index, known in taken.items()
         if known.id_by_mac is not None and not known.is_confirmed
     }
-    stored = {share.id: share for share in tx.read_stored_shares(sorted(set(ids.values())))} if ids else {}
+    stored = {share.row.id: share for share in tx.read_stored_shares(sorted(set(ids.values())))} if ids else {}
     damaged: dict[int, int] = {}
     earlier: dict[int, list[int]] = {}
     for index, share_id in ids.items():
         share = stored.get(share_id)
-        if share is not None and _is_damaged(tx, share):
+        if share is not None and share.is_damaged(tx.keys.row_check):
             damaged[index] = share_id
-        elif share is not None and share.row is not None and _is_earlier(operations[index], share.row):
+        elif share is not None and _is_earlier(operations[index], share.row):
             earlier.setdefault(share_id, []).append(index)
     waiting: dict[int, ShareRow] = {}
     for share_id in sorted(earlier):  # locked in order of id, as by hosts that claim them
@@ -170,11 +170,6 @@ def _replace_waiting(tx: Transaction, row: ShareRow, operation: EnqueueOperation
     return _move_up(row, operation)._replace(id=tx.allocate_id())
 
 
-def _is_damaged(tx: Transaction, share: StoredShare) -> bool:
-    """Return whether a row is damaged, but readable, so that it can be deleted."""
-    return share.row is not None and (share.is_quarantined or not is_sound(tx.keys.row_check, share.row))
-
-
 def _create_replacement(
     tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity, damaged_id: int
 ) -> tuple[ShareRow | None, RevealRow | None]:
@@ -190,7 +185,7 @@ def _create_replacement(
     round_no, now_ms = identity[0], int(operation.now * 1000)
     row = None if is_marked_closed(tx, round_no) else tx.get_share(damaged_id)
     is_quarantined = tx.fetch_one("is_quarantined", (damaged_id,)) is not None
-    if row is None or not _is_damaged(tx, StoredShare(damaged_id, row, is_quarantined)):
+    if row is None or not StoredShare(row, is_quarantined).is_damaged(tx.keys.row_check):
         return None, None
     message, is_lost = _read_sent_message(tx, row)
     tx.quarantine(damaged_id, row.to_damaged_share())  # reports it, unless it was reported before

@@ -56,22 +56,14 @@ class TakenShare(NamedTuple):
 
 
 class StoredShare(NamedTuple):
-    """A live row, damaged or not.
+    """A live row, damaged or not."""
 
-    Attributes:
-        row: None if it does not exist or was quarantined as unreadable.
-    """
-
-    id: int
-    row: ShareRow | None
+    row: ShareRow
     is_quarantined: bool
 
-    @classmethod
-    def from_columns(cls, columns: Row) -> StoredShare:
-        """Convert a row of the query `stored_shares`."""
-        *share, share_id, is_quarantined = columns
-        row = ShareRow(*share)
-        return cls(share_id, None if row.id is None else row, bool(is_quarantined))
+    def is_damaged(self, key: bytes) -> bool:
+        """Return whether the row is quarantined or fails its check."""
+        return self.is_quarantined or not is_sound(key, self.row)
 
 
 class RoundKey:
@@ -174,7 +166,10 @@ class Transaction(ABC):
 
     @abstractmethod
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
-        """Return these rows, damaged or not, with one query and without locking them."""
+        """Return these rows with one query and without locking them.
+
+        Missing rows are omitted, and those that were quarantined as unreadable.
+        """
 
     @abstractmethod
     def add_shares(self, rows: Sequence[ShareRow]) -> None:

@@ -165,7 +165,7 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
 -- name: stored_shares
-SELECT k.round_id, {share}, s.id, d.share_id IS NOT NULL FROM shares s JOIN round_keys k ON k.no = s.round_no
+SELECT k.round_id, {share}, d.share_id IS NOT NULL FROM shares s JOIN round_keys k ON k.no = s.round_no
 LEFT JOIN damaged d ON d.share_id = s.id
 WHERE s.id = ANY (%s);
 

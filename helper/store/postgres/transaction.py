@@ -128,7 +128,7 @@ class PostgresTransaction(Transaction):
 
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:
         """Return these rows, damaged or not, without locking them."""
-        return [StoredShare.from_columns(columns) for columns in self.fetch_all("stored_shares", (list(share_ids),))]
+        return [StoredShare(*columns) for columns in self.fetch_all("stored_shares", (list(share_ids),))]
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert shares."""

@@ -33,8 +33,8 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
 
 -- name: stored_shares
 WITH ids (id) AS (VALUES (?))
-SELECT k.round_id, {share}, a.id, d.share_id IS NOT NULL FROM ids AS a LEFT JOIN damaged d ON d.share_id = a.id
-LEFT JOIN shares s ON s.id = CASE WHEN d.state IS -1 THEN NULL ELSE a.id END
+SELECT k.round_id, {share}, d.share_id IS NOT NULL FROM ids AS a LEFT JOIN damaged d ON d.share_id = a.id
+JOIN shares s ON s.id = CASE WHEN d.state IS -1 THEN NULL ELSE a.id END
 LEFT JOIN round_keys k ON k.no = s.round_no;
 
 -- ---------------------------------------------------------------- shares: processing

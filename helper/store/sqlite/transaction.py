@@ -76,7 +76,7 @@ class SqliteTransaction(Transaction):
         ids = [(share_id,) for share_id in share_ids]
         try:
             return [
-                StoredShare.from_columns(columns)
+                StoredShare(*columns)
                 for rows in self._execute_multi_row("stored_shares", ids)
                 for columns in self.encryption.decrypt_rows("stored_shares", rows)
             ]
