@@ -37,8 +37,9 @@ from helper.reveal.revealer import ProofTimes
 from helper.reveal.sender import Sender
 from helper.store import blocks, messages
 from helper.store.keyring import Keyring
-from helper.store.models import PreparedReveal, QueuedShare
+from helper.store.models import PreparedReveal
 from helper.store.postgres.store import PostgresStore
+from helper.store.table_rows import ShareRow
 from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))
@@ -110,7 +111,7 @@ def open_store(address: str, schema: str, host: str) -> PostgresStore:
     return PostgresStore(address, keyring=Keyring([b"s" * 32]), host=host, schema=schema)
 
 
-def create_message(queued: QueuedShare) -> PreparedReveal:
+def create_message(queued: ShareRow) -> PreparedReveal:
     """Create a message of realistic length."""
     message = RevealMessage(
         nullifier=queued.nullifier,
@@ -131,7 +132,7 @@ class FakeRevealer:
         self._store = store
         self._cores = asyncio.Semaphore(CORE_COUNT)
 
-    async def prove(self, queued: QueuedShare, *, has_priority: bool) -> bool:  # noqa: ARG002 - all proofs are equal
+    async def prove(self, queued: ShareRow, *, has_priority: bool) -> bool:  # noqa: ARG002 - all proofs are equal
         """Create the message and store it."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)

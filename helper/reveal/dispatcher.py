@@ -23,9 +23,9 @@ from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS
 from helper.reveal.revealer import ProofTimes, Revealer
 from helper.reveal.sender import Sender
-from helper.store.models import QueuedShare
 from helper.store.shares import claim_due, claim_listed, release_claim
 from helper.store.store import Store
+from helper.store.table_rows import ShareRow
 
 log = structlog.get_logger("helper.reveal")
 
@@ -56,7 +56,7 @@ _EXPECTED_REASONS = frozenset({PauseReason.BLOCKS_UNREAD, PauseReason.NO_NODE_IN
 class BacklogClaim:
     """Claimed shares, each with whether it has priority, and the next due time of the rounds that are not overdue."""
 
-    shares: list[tuple[QueuedShare, bool]]
+    shares: list[tuple[ShareRow, bool]]
     next_due_ms: int | None
 
 
@@ -325,7 +325,7 @@ class Dispatcher:
             return None
         return self._deadline(gate, await self._store.next_due_ms(gate.ends), claimed_ms=int(now * 1000))
 
-    def _start_claimed(self, claimed: Sequence[tuple[QueuedShare, bool]], oldest_ms: int, gate: DispatchGate) -> None:
+    def _start_claimed(self, claimed: Sequence[tuple[ShareRow, bool]], oldest_ms: int, gate: DispatchGate) -> None:
         """Start proving claimed shares, each with whether it has priority."""
         if not claimed:
             return
@@ -355,7 +355,7 @@ class Dispatcher:
                 note("dispatch_paused", reason=reason)
             self.pause_reason = reason
 
-    def _start_reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:
+    def _start_reveal(self, queued: ShareRow, *, has_priority: bool) -> None:
         self.claimed_count += 1
         self._backlog_claims += not has_priority
         task = asyncio.create_task(self._reveal(queued, has_priority=has_priority))
@@ -367,7 +367,7 @@ class Dispatcher:
         if self._clock.monotonic() < self._next_trial:
             self.wake()  # the next share may be waiting for this result
 
-    async def _reveal(self, queued: QueuedShare, *, has_priority: bool) -> None:
+    async def _reveal(self, queued: ShareRow, *, has_priority: bool) -> None:
         """Prove and send one share. On any error the share stays in the queue."""
         try:
             try:

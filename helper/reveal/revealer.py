@@ -24,8 +24,9 @@ from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import Proof, ProverPool
 from helper.store import messages, shares
-from helper.store.models import PreparedReveal, QueuedShare, SentReveal
+from helper.store.models import PreparedReveal, SentReveal
 from helper.store.store import Store
+from helper.store.table_rows import ShareRow
 
 log = structlog.get_logger("helper.reveal")
 
@@ -117,7 +118,7 @@ class AttemptBudget:
         self._stats = stats
         self._quick_retries = quick_retries
 
-    async def spend_attempt(self, share_id: int, share: QueuedShare | SentReveal, stage: str, reason: str) -> None:
+    async def spend_attempt(self, share_id: int, share: ShareRow | SentReveal, stage: str, reason: str) -> None:
         """Spend one attempt of a share and schedule its retry.
 
         The first failure after the quick retries is logged as an error: something does not pass by itself.
@@ -141,7 +142,7 @@ class AttemptBudget:
         end = self._rounds.view(round_id).latest_end
         return end - self._node_pool.wall_time() if end else math.inf
 
-    async def record_crash(self, queued: QueuedShare, reason: str) -> None:
+    async def record_crash(self, queued: ShareRow, reason: str) -> None:
         """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
         # Delayed here, so that no other host claims it before the attempt is spent below.
         due_ms = queued.due_ms if queued.crashes < MAX_FREE_CRASHES else self._retry_ms(queued)
@@ -152,7 +153,7 @@ class AttemptBudget:
         if crashes > MAX_FREE_CRASHES:
             await self.spend_attempt(queued.id, queued, "proof", reason)
 
-    def _retry_ms(self, share: QueuedShare | SentReveal) -> int:
+    def _retry_ms(self, share: ShareRow | SentReveal) -> int:
         """Time of the retry after one more failure, in Unix milliseconds.
 
         Never before the share's due time, even if the clock was set back since.
@@ -207,7 +208,7 @@ class Revealer:
         self._stats = stats
         self._last_roots: dict[int, Anchor] = {}  # of the newest proofs, by share
 
-    async def prove(self, queued: QueuedShare, *, has_priority: bool = True) -> bool:
+    async def prove(self, queued: ShareRow, *, has_priority: bool = True) -> bool:
         """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
 
         Returns:
@@ -239,7 +240,7 @@ class Revealer:
             self._stats.count("proof_unused")
         return is_prepared
 
-    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
+    async def _make_proof(self, queued: ShareRow, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
         is_proving = False
 
         async def begin() -> bool:
@@ -267,7 +268,7 @@ class Revealer:
         self._proof_times.record(proof.seconds)
         return proof
 
-    async def _is_proof_needed(self, queued: QueuedShare) -> bool:
+    async def _is_proof_needed(self, queued: ShareRow) -> bool:
         """Return whether a proof that begins now can count. If it would be too late, the share is released."""
         if await self._store.is_spent(queued.round_id, queued.nullifier):
             self._stats.count("proof_skipped")
@@ -279,22 +280,22 @@ class Revealer:
         await self._store.run(shares.requeue, queued.id, stage="proof", note=note)
         return False
 
-    def _note_start(self, queued: QueuedShare) -> None:
+    def _note_start(self, queued: ShareRow) -> None:
         self._stats.proving.begin(self._clock.monotonic())
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
             self._stats.lateness_start.add_sample(self._clock.now() - queued.due_ms / 1000)
 
-    async def _wait_for_tree(self, queued: QueuedShare) -> None:
+    async def _wait_for_tree(self, queued: ShareRow) -> None:
         """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
         self._stats.count("retry_tree")
         retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root covers this leaf yet"
         await self._store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
-    async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:
+    async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:
         await self._attempts.spend_attempt(queued.id, queued, "proof", reason)
 
-    def _create_prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
+    def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         fields = get_generation(circuit).get_reveal_fields(queued.share)
         message = RevealMessage(
             nullifier=queued.nullifier,

@@ -82,7 +82,7 @@ def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share) -> Share
     row = load_row(tx, live[0])
     if row is None:
         return ImportResult.DAMAGED
-    if _comparable_fields(row.to_share()) != _comparable_fields(share):
+    if _comparable_fields(row.share) != _comparable_fields(share):
         return ImportResult.CONFLICT
     if row.state != ShareState.FAILED:
         return ImportResult.QUEUED

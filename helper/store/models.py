@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from helper.core.json_records import TX_HASH, fact
-from helper.core.share import Share, ShareState
+from helper.core.share import ShareState
 
 MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
@@ -33,34 +33,6 @@ class EnqueueResult(Enum):
     DUPLICATE = "duplicate"
     MOVED_UP = "moved up"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedShare:
-    """A claimed share.
-
-    Attributes:
-        id: of its row; never reused.
-        crashes: prover workers that crashed on it so far.
-        proved_height: chain height at its last proof, None before the first.
-        first_due_ms: Unix milliseconds at which its first attempt was due.
-        rank: its sort key among shares due in the same millisecond.
-    """
-
-    id: int
-    share: Share
-    nullifier: bytes = field(repr=False)
-    due_ms: int
-    attempts: int
-    crashes: int
-    proved_height: int | None
-    first_due_ms: int = 0
-    rank: int = 0
-
-    @property
-    def round_id(self) -> bytes:
-        """Id of its round."""
-        return self.share.round_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from helper.core.dispatch_order import due_ms, rank
 from helper.core.share import Share, ShareState
 from helper.store.blocks import delete_share
 from helper.store.messages import restore_message
-from helper.store.models import MOVED, EnqueueResult, QueuedShare, QueueFilter
+from helper.store.models import MOVED, EnqueueResult, QueueFilter
 from helper.store.rounds import is_marked_closed
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness, is_sound
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
@@ -238,14 +238,14 @@ def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, receiv
     )
 
 
-def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
+def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[bytes]) -> list[ShareRow]:
     """Claim at most `limit` due shares of `rounds`, WAITING -> PROVING, in order of due time and rank.
 
     Rows that fail their check are quarantined and never returned.
     """
     now_ms = int(now * 1000)
     _requeue_expired(tx, limit)
-    claimed: list[QueuedShare] = []
+    claimed: list[ShareRow] = []
     tried: set[int] = set()
     incomplete = True
     while incomplete and len(claimed) < limit:
@@ -265,7 +265,7 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
     return claimed
 
 
-def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[QueuedShare]:
+def claim_listed(tx: Transaction, ids: Sequence[int], *, now: float) -> list[ShareRow]:
     """Claim shares returned by `Store.list_due`, WAITING -> PROVING, in this order.
 
     Shares that are no longer due are omitted: they may have been confirmed, or claimed by another host.
@@ -281,18 +281,17 @@ def _requeue_expired(tx: Transaction, limit: int) -> None:
         apply_transition(tx, share_id, change)
 
 
-def _claim(tx: Transaction, ids: Sequence[int], now_ms: int) -> list[QueuedShare]:
+def _claim(tx: Transaction, ids: Sequence[int], now_ms: int) -> list[ShareRow]:
     """Claim those of these shares that are sound and due, in this order."""
     # Read in order of id, so that hosts that claim the same shares do not wait for each other's row locks in a cycle.
     rows = {share_id: load_row(tx, share_id) for share_id in sorted(ids)}
-    claimed: list[QueuedShare] = []
+    claimed: list[ShareRow] = []
     for share_id in ids:
         row = rows[share_id]
         if row is not None and row.due_ms <= now_ms and row.state == ShareState.WAITING:
             new_row = row._replace(state=ShareState.PROVING.value, stage="proof", note="claimed")
-            update_row(tx, row, new_row)
+            claimed.append(update_row(tx, row, new_row))
             tx.acquire_claim(share_id)
-            claimed.append(new_row.to_queued_share())
     return claimed
 
 

@@ -14,7 +14,7 @@ import orjson
 from helper.core.share import SHARE_FIELDS, Share, ShareState
 from helper.core.text_forms import clean_text, format_time
 from helper.errors import StoreCorrupt, StoreError, StoreMoved
-from helper.store.models import MOVED, DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
+from helper.store.models import MOVED, DamagedShare, PreparedReveal, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
 Row = tuple[Any, ...]
@@ -117,7 +117,11 @@ class ShareRow(NamedTuple):
     """A live share: its round id and the columns of `shares`, except `tag`, in the order of the row check.
 
     Attributes:
+        id: never reused.
         witness: what nobody with access to the database may read, before it is sealed; empty if it cannot be read.
+        rank: its sort key among shares due in the same millisecond.
+        crashes: prover workers that crashed on it so far.
+        proved_height: chain height at its last proof, None before the first.
     """
 
     round_id: bytes
@@ -134,6 +138,10 @@ class ShareRow(NamedTuple):
     stage: str
     note: str
     row_check: bytes = b""
+
+    def __repr__(self) -> str:
+        """Hide the witness."""
+        return f"ShareRow(id={self.id!r})"
 
     @property
     def is_moved(self) -> bool:
@@ -161,29 +169,16 @@ class ShareRow(NamedTuple):
         submit_at, received_ms = read_times(self.witness)
         return max(submit_at * 1000, received_ms)
 
-    def to_share(self) -> Share:
-        """Return the share as the wallet posted it. The row must be sound."""
+    @property
+    def share(self) -> Share:
+        """The share as the wallet posted it. The row must be sound."""
         values = _select_posted((*_WITNESS.unpack_from(self.witness), self.round_id))
         return Share(*(*values, *read_extra(self.witness)))
 
     def with_submit_at(self, submit_at: int) -> ShareRow:
         """Return the row with another time set by the wallet, without its check."""
-        share = replace(self.to_share(), submit_at=submit_at)
+        share = replace(self.share, submit_at=submit_at)
         return self._replace(witness=encode_witness(share, self.nullifier, self.received_ms))
-
-    def to_queued_share(self) -> QueuedShare:
-        """Convert the row for the dispatcher."""
-        return QueuedShare(
-            id=self.id,
-            share=self.to_share(),
-            nullifier=self.nullifier,
-            due_ms=self.due_ms,
-            attempts=self.attempts,
-            crashes=self.crashes,
-            proved_height=self.proved_height,
-            first_due_ms=self.first_due_ms,
-            rank=self.rank,
-        )
 
     def to_damaged_share(self) -> DamagedShare:
         """Convert a damaged row for the report that it is quarantined. Any column may have any value."""

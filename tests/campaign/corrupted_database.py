@@ -17,9 +17,10 @@ from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
 from helper.store import blocks, messages, writer_thread
-from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SentReveal
 from helper.store.shares import EnqueueOperation, claim_due, fail, recover, retry
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode
 from tests.unit.chain.tree_fixtures import FakeTree
@@ -128,7 +129,7 @@ class RunResult:
     unhandled: list[str] = field(default_factory=list)
     reported_nullifiers: list[DamagedShare] = field(default_factory=list)
     early_claims: int = 0
-    claimed: dict[int, QueuedShare] = field(default_factory=dict)
+    claimed: dict[int, ShareRow] = field(default_factory=dict)
     repeated_claims: int = 0
     sent_messages: dict[int, SentReveal] = field(default_factory=dict)
     damaged_rows: set[int] = field(default_factory=set)

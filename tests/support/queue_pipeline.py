@@ -29,9 +29,9 @@ from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store import shares
 from helper.store.blocks import apply_blocks, set_meta
-from helper.store.models import QueuedShare
 from helper.store.rounds import save_rounds
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.support.fakes import (
     ACCEPTED_REPLY,
@@ -214,11 +214,11 @@ class Pipeline:
             await self.store.run(shares.EnqueueOperation(share, nullifier_of(share.primary_blind), now=now))
             self.dispatcher.wake_if_due(max(submit_at, now))
 
-    async def claim_due_share(self) -> QueuedShare:
+    async def claim_due_share(self) -> ShareRow:
         (queued,) = await self.store.run(shares.claim_due, now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
-    async def claim_new_share(self, position: int = 1) -> QueuedShare:
+    async def claim_new_share(self, position: int = 1) -> ShareRow:
         await self.enqueue(position)
         return await self.claim_due_share()
 

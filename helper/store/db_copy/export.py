@@ -65,7 +65,7 @@ class ExportedQueue:
         if reveal is None and state in {ShareState.SENT, ShareState.PROVING}:
             state = ShareState.WAITING  # without a message, the importing machine proves it again
         return ExportedShare(
-            share=row.to_share(),
+            share=row.share,
             received_ms=row.received_ms,
             state=state,
             due_ms=row.due_ms,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from helper.core.share import ShareState
 from helper.errors import HelperError, ProofFailed, ProverCrashed, ProverTimeout
 from helper.reveal.revealer import RECENT_PROOFS, ProofTimes
 from helper.store import rounds, shares
+from helper.store.table_rows import encode_witness
 from tests.support.fakes import ANCHOR, ROUND, START_TIME, CountingClock, create_share, nullifier_of, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
@@ -69,7 +69,7 @@ async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: 
     if wrong == "root":
         pipeline.prover.root = b"\xff" * 32
     else:
-        queued = type(queued)(queued.id, create_share(2), queued.nullifier, queued.due_ms, 0, 0, None)
+        queued = queued._replace(witness=encode_witness(create_share(2), queued.nullifier, queued.received_ms))
     assert not await pipeline.revealer.prove(queued)
     assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 1)
     assert pipeline.query_rows("SELECT count(*) FROM reveals") == [(0,)]
@@ -275,7 +275,7 @@ async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> No
     await pipeline.count_on_chain(1)
     for spent in (0, 4, 9):
         await pipeline.attempts.spend_attempt(
-            queued.id, replace(queued, attempts=spent), "proof", Verdict.BAD_PROOF.value
+            queued.id, queued._replace(attempts=spent), "proof", Verdict.BAD_PROOF.value
         )
     await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
     assert pipeline.read_share(1) is None

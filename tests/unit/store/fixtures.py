@@ -16,10 +16,11 @@ from helper.store import blocks, messages, shares
 from helper.store.action_models import ExportedShare, RowVersion
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.models import EnqueueResult, PreparedReveal, QueuedShare, QueueFilter
+from helper.store.models import EnqueueResult, PreparedReveal, QueueFilter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.support.sealed_fields import add_field_functions
 
@@ -90,7 +91,7 @@ async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: f
         await enqueue(store, make_posted_share(number, submit_at=submit_at), now=now)
 
 
-async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
+async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[ShareRow]:
     """Claim the due shares of the first round."""
     return await store.run(shares.claim_due, now=now, limit=limit, rounds=[ROUND])
 

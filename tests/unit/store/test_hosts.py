@@ -39,7 +39,7 @@ from helper.store import blocks, rounds, writer_thread
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.keyring import Keyring
 from helper.store.messages import mark_sending, prepare, record_outcome
-from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.postgres import connection, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
@@ -59,6 +59,7 @@ from helper.store.shares import (
     retry_failed,
 )
 from helper.store.sql_files import FIRST_VERSION
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
 from tests.support.database_proxy import DatabaseProxy
@@ -380,7 +381,7 @@ async def test_hosts_claim_backlog_of_both_rounds_without_collisions(join_host: 
     assert sorted(own_orders[0]) == sorted(own_orders[1])
     backlogs = [create_backlog(host, clock) for host in hosts]
 
-    claimed: list[QueuedShare] = []
+    claimed: list[ShareRow] = []
     singles = 0
     while len(claimed) < 32:  # a claim may have one share, if another host has claimed the other one since the listing
         for backlog in backlogs:

@@ -9,8 +9,8 @@ from helper.observability.stats import Stats
 from helper.reveal.dispatcher import Backlog, BacklogClaim
 from helper.reveal.revealer import ProofTimes
 from helper.store import blocks, shares
-from helper.store.models import QueuedShare
 from helper.store.store import Store
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, enqueue, enqueue_shares, make_posted_share
 
@@ -46,7 +46,7 @@ async def claim(
     return claimed
 
 
-def numbers_of(claimed: list[QueuedShare]) -> list[int]:
+def numbers_of(claimed: list[ShareRow]) -> list[int]:
     return [queued.share.tree_position - 70_000 for queued in claimed]
 
 

@@ -204,8 +204,11 @@ async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialSt
     claimed = await store.run(shares.claim_due, now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {
         (
-            rounds.index(queued.share.round_id),
-            replace(queued, id=0, rank=0, share=replace(queued.share, round_id=ROUND)),
+            rounds.index(queued.round_id),
+            replace(queued.share, round_id=ROUND),
+            queued.nullifier,
+            (queued.due_ms, queued.first_due_ms),
+            (queued.attempts, queued.crashes, queued.proved_height),
         )
         for queued in claimed
     }
