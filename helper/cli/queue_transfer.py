@@ -41,7 +41,6 @@ from helper.operations.svoted_format import MAX_FILE_BYTES, SvotedExport, encode
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.server import operator_parameters
 from helper.server.operator_routes import MARK_STRUCT, ExportRecord
-from helper.store.action_models import ExportedShare
 from helper.store.backup import (
     EncryptedWriter,
     create_file,
@@ -52,6 +51,7 @@ from helper.store.backup import (
 )
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.factory import SQLITE_ENGINE, create_endpoint
+from helper.store.exported_shares import ExportedShare
 from helper.store.sqlite.opening import DATABASE_HEADER
 
 STDIN: Final = Path("-")

@@ -18,7 +18,7 @@ from helper.core.share import ShareState
 from helper.core.text_forms import clean_text
 from helper.errors import ExportFileError
 from helper.ingest.validator import CheckedShare, Checks, PayloadError, checked_share
-from helper.store.action_models import ExportedShare, ValidatedShare
+from helper.store.exported_shares import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
 from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow
 from proofs import ProofsError

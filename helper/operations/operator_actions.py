@@ -29,7 +29,8 @@ from helper.ingest.validator import Checks
 from helper.operations.export_format import MAX_LINE_BYTES, parse_header, parse_share_line
 from helper.store import audit_log, blocks, exported_shares
 from helper.store import rounds as round_operations
-from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
+from helper.store.audit_log import Actor
+from helper.store.exported_shares import ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredRound
 from helper.store.shares import retry_failed

@@ -22,7 +22,7 @@ from helper.core.json_records import HEX_32, first_error
 from helper.core.share import Share, ShareState, share_from_payload, share_to_payload
 from helper.errors import ExportFileError
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
-from helper.store.action_models import ExportedShare
+from helper.store.exported_shares import ExportedShare
 from helper.store.models import PreparedReveal
 from helper.store.table_rows import RevealRow
 

@@ -13,7 +13,7 @@ from helper.chain.chain_data import Round, RoundAuthentication, RoundStatus
 from helper.core.json_records import HEX_32, fact
 from helper.core.share import ShareState
 from helper.observability.queue_snapshot import SOURCE, ShareCounts, Source, enum_name
-from helper.store.action_models import ActionRow
+from helper.store.audit_log import ActionRow
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
 from helper.store.models import FailedShares, QueueEntry, ShareDetails, StoredRound, TransactionRow
 

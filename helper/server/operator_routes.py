@@ -31,7 +31,7 @@ from helper.operations.operator_actions import OperatorActions, SkippedRow, spli
 from helper.server import operator_json, operator_parameters
 from helper.server.edge import USER_EXTENSION, JsonResponse, error_response, json_application
 from helper.server.operator_json import KnownRound
-from helper.store.action_models import Actor
+from helper.store.audit_log import Actor
 from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
 

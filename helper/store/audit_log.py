@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from helper.store.action_models import ActionRow, Actor
+from helper.core.json_records import fact
 from helper.store.table_rows import Row, truncate_text
 from helper.store.transaction import Transaction
 
 MAX_ACTIONS: Final = 10_000
 """Maximum number of entries in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The user who performs an operator action.
+
+    Attributes:
+        uid: reported by the kernel.
+        name: the user name, or the user id if it has none.
+        channel: "socket" through the running helper, "file" on the database while no helper is running.
+    """
+
+    uid: int
+    name: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRow:
+    """An operator action."""
+
+    id: int = fact("Sequence number, in order of time.", ge=1)
+    at: float = fact("Start time in Unix seconds.")
+    ended: float | None = fact("End time in Unix seconds; null if the action was interrupted or is in progress.")
+    uid: int = fact("User id, as reported by the kernel.")
+    who: str = fact("User name.")
+    way: str = fact("`socket`: the running helper performed it. `file`: the command performed it on the database.")
+    what: str = fact("Type of the action, such as `retry`.")
+    wanted: Mapping[str, Any] = fact(
+        "Arguments of the action. `named` is the number of shares given; their references are not recorded."
+    )
+    outcome: Mapping[str, Any] | None = fact("Counters, and the error if there was one.")
 
 
 def begin_action(tx: Transaction, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:

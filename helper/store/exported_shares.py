@@ -7,21 +7,98 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, field, replace
+from enum import StrEnum
 from hmac import compare_digest
 from typing import Final
 
 from helper.core.share import Share, ShareState
-from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, requeue_failed
-from helper.store.table_rows import ShareRow, share_ref, with_check
+from helper.store.table_rows import RevealRow, ShareRow, share_ref, with_check
 from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
 IMPORT_STAGE: Final = "import"
 _LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedShare:
+    """A live share with all data that another machine needs to continue processing it.
+
+    Attributes:
+        share: as the wallet posted it.
+        state: never CONFIRMED.
+        due_ms: Unix milliseconds at which it is processed next.
+        crashes: prover workers that crashed on it so far.
+        proved_height: chain height at its last proof, None before the first.
+        stage: that of its last event, as `note`.
+        history: its events, oldest first.
+        reveal: its message, if it may have been sent, as `RevealRow.of` returns it.
+    """
+
+    share: Share
+    received_ms: int
+    state: ShareState
+    due_ms: int
+    attempts: int
+    crashes: int
+    proved_height: int | None
+    stage: str
+    note: str
+    history: tuple[HistoryEntry, ...] = ()
+    reveal: RevealRow | None = field(default=None, repr=False)
+
+
+class ImportResult(StrEnum):
+    """Result of importing a share.
+
+    IMPORTED and RESTORED mean success; the others are reasons for skipping it.
+    """
+
+    IMPORTED = "taken"
+    """It was unknown in this queue and was added."""
+    RESTORED = "revived"
+    """It had been moved from this queue by an export (`MOVED`) and was queued again."""
+    CONFIRMED = "confirmed"
+    """The chain has confirmed it."""
+    QUEUED = "queued"
+    """It is already pending, being proven or being sent here."""
+    FAILED = "failed"
+    """It failed here, and was not moved by an export."""
+    DAMAGED = "damaged"
+    """Its row here is damaged."""
+    CONFLICT = "conflict"
+    """Another content is stored here under its key."""
+    CLOSED = "closed"
+    """The chain has closed its round."""
+    UNKNOWN = "unknown"
+    """Its round is not known to this queue."""
+    INVALID = "invalid"
+    """It fails the validation of posted shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedShare:
+    """Result of importing one share.
+
+    Attributes:
+        ref: the share's reference in this queue, None if it has none (`UNKNOWN`, `INVALID`).
+        round_id: its round, None if the line could not be parsed.
+    """
+
+    result: ImportResult
+    ref: str | None = None
+    round_id: bytes | None = None
+
+
+ValidatedShare = tuple[ExportedShare, bytes]
+"""An imported share, and its nullifier as computed by this helper."""
+
+RowVersion = tuple[int, bytes]
+"""Identifies a version of a live row: its id and its row check."""
 
 
 def import_shares(

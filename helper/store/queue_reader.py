@@ -6,8 +6,7 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
-from helper.store.action_models import ActionRow
-from helper.store.audit_log import read_action
+from helper.store.audit_log import ActionRow, read_action
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.models import (
     MIN_REF_CHARS,

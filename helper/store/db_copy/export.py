@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from helper.core.share import ShareState
-from helper.store.action_models import ExportedShare, RowVersion
 from helper.store.db_copy.endpoint import CopyEndpoint
 from helper.store.db_copy.tables import SHARES, LiveShare
+from helper.store.exported_shares import ExportedShare, RowVersion
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.shares import matches_filter
 from helper.store.table_rows import CHAIN_ID_KEY, is_sound, read_meta_value, read_rounds

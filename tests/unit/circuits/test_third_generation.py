@@ -29,7 +29,7 @@ from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundl
 from helper.reveal.prover_pool import ProverPool, WorkerProcess
 from helper.server.wallet_routes import WalletView, create_wallet_edge
 from helper.store import blocks, rounds
-from helper.store.action_models import ExportedShare
+from helper.store.exported_shares import ExportedShare
 from helper.store.row_encryption import UNENCRYPTED
 from helper.store.sqlite.store import SqliteStore
 from tests.support import hidden_choice

@@ -12,7 +12,7 @@ from helper.core.share import Share
 from helper.ingest.validator import checked_share
 from helper.operations.operator_actions import OperatorActions
 from helper.store import rounds
-from helper.store.action_models import Actor
+from helper.store.audit_log import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.payloads import share_body

@@ -23,7 +23,7 @@ from helper.operations.export_format import (
     parse_share_line,
 )
 from helper.operations.operator_actions import split_lines
-from helper.store.action_models import ExportedShare, ImportResult
+from helper.store.exported_shares import ExportedShare, ImportResult
 from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.table_rows import RevealRow
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

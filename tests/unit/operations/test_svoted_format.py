@@ -15,7 +15,7 @@ from helper.errors import ExportFileError
 from helper.operations.export_format import parse_share_line
 from helper.operations.operator_actions import OperatorActions
 from helper.operations.svoted_format import INVALID_LINE, SVOTED_STAGE, encode_svoted_export, read_svoted_export
-from helper.store.action_models import ExportedShare, ImportResult
+from helper.store.exported_shares import ExportedShare, ImportResult
 from helper.store.models import QueueFilter, SentReveal, SpentNullifier
 from helper.store.shares import EnqueueOperation, claim_due
 from tests.support.svoted import erased_row, pending_broadcast, svoted_file, svoted_row

@@ -13,9 +13,9 @@ from typing import Any
 
 from helper.core.share import Share
 from helper.store import blocks, messages, shares
-from helper.store.action_models import ExportedShare, RowVersion
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.exported_shares import ExportedShare, RowVersion
 from helper.store.models import EnqueueResult, PreparedReveal, QueueFilter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.store import SqliteStore

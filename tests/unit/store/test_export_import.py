@@ -10,7 +10,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store import blocks, exported_shares, messages, rounds
-from helper.store.action_models import ExportedShare, ValidatedShare
+from helper.store.exported_shares import ExportedShare, ValidatedShare
 from helper.store.models import MOVED, FailedShares, HistoryEntry, QueueFilter
 from helper.store.shares import fail, requeue, retry
 from helper.store.sqlite.store import SqliteStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.store import audit_log, messages, shares
-from helper.store.action_models import Actor
+from helper.store.audit_log import Actor
 from helper.store.models import QueueFilter
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import StoreBackend

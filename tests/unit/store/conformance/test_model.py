@@ -30,8 +30,8 @@ from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store import exported_shares, messages, shares
 from helper.store import rounds as round_operations
-from helper.store.action_models import ExportedShare, ImportResult
 from helper.store.blocks import apply_blocks
+from helper.store.exported_shares import ExportedShare, ImportResult
 from helper.store.models import MOVED, EnqueueResult, QueueFilter, SpentNullifier
 from helper.store.rounds import fail_unconfirmed, save_rounds
 from helper.store.table_rows import RevealRow

@@ -9,8 +9,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store import audit_log, blocks, exported_shares, messages, rounds
-from helper.store.action_models import Actor, ExportedShare, ImportedShare, ImportResult
-from helper.store.audit_log import MAX_ACTIONS
+from helper.store.audit_log import MAX_ACTIONS, Actor
+from helper.store.exported_shares import ExportedShare, ImportedShare, ImportResult
 from helper.store.models import HistoryEntry, PurgedShares, QueueFilter
 from helper.store.rounds import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
 from helper.store.shares import fail, record_crash, retry, retry_failed
