@@ -16,10 +16,8 @@ from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translating
-from helper.store.sqlite.file_keys import open_encryption
 from helper.store.sqlite.opening import OpenedDatabase, open_database
-from helper.store.sqlite.reader import connect_read_only
-from helper.store.sqlite.schema import read_identity
+from helper.store.sqlite.reader import open_read_only
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
@@ -62,13 +60,7 @@ class SqliteEndpoint(CopyEndpoint):
         if not self._path.exists():
             raise NotFound(f"database {self._path} does not exist", advice="Specify the file of the queue: --db FILE.")
         with acting_as_owner(self._path), translating(str(self._path)):
-            conn = connect_read_only(self._path)
-            try:
-                read_identity(conn).check(str(self._path), latest_only=True)
-                self.encryption = open_encryption(conn, self._configured, str(self._path))
-            except BaseException:
-                conn.close()
-                raise
+            conn, self.encryption = open_read_only(self._path, self._configured)
         self._use_connection(conn)
 
     def lock_exclusive(self) -> None:

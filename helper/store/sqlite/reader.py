@@ -25,7 +25,7 @@ from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import is_disk_full, result_code, translate, translating
 from helper.store.sqlite.file_keys import open_encryption, refuse_unencrypted
 from helper.store.sqlite.file_lock import is_locked, refuse_non_file, refuse_second_name
-from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
+from helper.store.sqlite.schema import read_identity
 from helper.store.table_rows import Row, refuse_marked
 from helper.store.transaction import Params
 
@@ -34,10 +34,8 @@ BUSY_SECONDS: Final = 5.0
 _UNCREATED_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
-def connect_read_only(
-    database: Path, *, timeout: float = BUSY_SECONDS, check_same_thread: bool = True
-) -> sqlite3.Connection:
-    """Open a database for queries. The options are those of `sqlite3.connect`.
+def connect_read_only(database: Path, *, timeout: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """Open a database for queries, of any one thread at a time.
 
     Raises:
         StoreForeign: the path is not one of a file.
@@ -54,7 +52,7 @@ def connect_read_only(
             uri=True,
             isolation_level=None,
             timeout=timeout,
-            check_same_thread=check_same_thread,
+            check_same_thread=False,
         )
         try:
             conn.execute("PRAGMA query_only = ON")
@@ -100,14 +98,12 @@ class SqliteReader:
         """Connect.
 
         Raises:
-            StoreForeign: the file is not a database.
-            StoreKeyError: the file is encrypted, and a key that it needs is missing.
-            StoreError: the file cannot be read.
+            StoreError: as `open_read_only`.
         """
         with translating(str(self._path)):
             # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect,
             # and such a thread may call a closed event loop.
-            conn, self.encryption = await asyncio.to_thread(_open_file, self._path, self._configured)
+            conn, self.encryption = await asyncio.to_thread(open_read_only, self._path, self._configured)
         self._conn = await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 
     async def close(self) -> None:
@@ -151,11 +147,19 @@ class SqliteReader:
         return list(rows)
 
 
-def _open_file(path: Path, configured: RowEncryption) -> tuple[sqlite3.Connection, RowEncryption]:
-    conn = connect_read_only(path, check_same_thread=False)
+def open_read_only(path: Path, configured: RowEncryption) -> tuple[sqlite3.Connection, RowEncryption]:
+    """Open a database of this version of the helper for queries, and return its encryption too.
+
+    Raises:
+        StoreForeign: the file is not one.
+        StoreKeyError: it is encrypted, and a key that it needs is missing.
+        sqlite3.Error: it cannot be opened.
+    """
+    conn = connect_read_only(path)
     conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         conn.execute("PRAGMA temp_store = MEMORY")
+        read_identity(conn).check(str(path), latest_only=True)
         return conn, open_encryption(conn, configured, str(path))
     except BaseException:
         conn.close()
@@ -179,7 +183,6 @@ async def open_queue_file(
     reader = SqliteReader(path, encryption)
     await reader.open()
     try:
-        FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
         if not allow_unencrypted:
             refuse_unencrypted(reader.encryption, encryption, str(path))
         refuse_marked(await reader.fetch("get_marks"), str(path))

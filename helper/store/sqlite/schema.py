@@ -16,11 +16,10 @@ ENCRYPTED_APPLICATION_ID: Final = 0x73564F45
 """The same for files with encrypted witnesses: "sVOE"."""
 
 _UPGRADE_ADVICE: Final = "Start the helper, which upgrades it, or run `svote-helper db migrate`."
-IDENTITY_QUERY: Final = (
+_IDENTITY_QUERY: Final = (
     "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema) "
     "FROM pragma_application_id, pragma_user_version"
 )
-"""Reads a `FileIdentity`."""
 _SCHEMA_QUERY: Final = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
 
 
@@ -78,7 +77,7 @@ def latest_version() -> int:
 
 def read_identity(conn: sqlite3.Connection) -> FileIdentity:
     """Return the identity of an open file."""
-    return FileIdentity(*conn.execute(IDENTITY_QUERY).fetchone())
+    return FileIdentity(*conn.execute(_IDENTITY_QUERY).fetchone())
 
 
 def check_pages(conn: sqlite3.Connection, name: str, pragma: str) -> None:
