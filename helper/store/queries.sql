@@ -28,11 +28,6 @@ ON CONFLICT (round_no) DO UPDATE SET
 SELECT k.round_id, c.state, CAST(sum(c.n) AS BIGINT) FROM counters c JOIN round_keys k ON k.no = c.round_no
 GROUP BY k.round_id, c.state HAVING sum(c.n) > 0;
 
--- name: round_counts
-SELECT state, CAST(sum(n) AS BIGINT) FROM counters
-WHERE round_no = (SELECT no FROM round_keys WHERE round_id = ?) AND state <> 2
-GROUP BY state HAVING sum(n) > 0;
-
 -- name: get_meta
 SELECT key, value, row_check FROM meta WHERE key = ?;
 

@@ -283,7 +283,8 @@ class Store(QueueReader, ABC):
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Return the number of shares of the round that are not confirmed, by state."""
-        return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
+        rows = await self._reader.fetch("counts")
+        return {ShareState(state): n for of, state, n in rows if of == round_id and state != ShareState.CONFIRMED}
 
     async def get_ledger(self) -> Ledger | None:
         """Return which blocks are read, None before the first start."""
