@@ -37,19 +37,14 @@ class Keyring:
     """The encryption keys that the hosts of one database share.
 
     Args:
-        keys: 32 bytes each; the first encrypts, all decrypt.
+        keys: 32 bytes each, at least one; the first encrypts, all decrypt.
 
     Attributes:
         missing_keys: identifiers of keys that rows may need and that the key file lacks. Decrypting such a row is an
             error; a row with any other unknown key identifier is damaged.
-
-    Raises:
-        StoreError: there is no key, or a key has the wrong length.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        if not keys or any(len(key) != KEY_BYTES for key in keys):
-            raise StoreError("the key file has no usable key", advice=_FILE_ADVICE)
         self._keys = {_key_id(key): _derive_key(key, b"seal") for key in keys}
         # The key is set up once, because this takes most of the time of a hash of 32 bytes.
         self._tags = [hmac.new(_derive_key(key, b"tag"), digestmod="sha256") for key in keys]
