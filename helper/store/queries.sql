@@ -266,10 +266,6 @@ SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s
 FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
 WHERE s.mac BETWEEN ? AND ? LIMIT 2;
 
--- name: reveal_facts
-SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
-FROM reveals WHERE share_id = ?;
-
 -- name: tree_sizes
 SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
 FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;

@@ -168,8 +168,12 @@ class QueueReader:
             for at_ms, stage, note, counted in await self._operator_reader.fetch("history", (share.id,))
         )
         entry = to_queue_entry(share)
-        rows = await self._operator_reader.fetch("reveal_facts", (share.id,)) if share.state == ShareState.SENT else []
-        transactions = [TransactionRow(tx_hash.hex().upper(), *facts) for tx_hash, *facts in rows if tx_hash]
+        rows = await self._operator_reader.fetch("reveal", (share.id,)) if share.state == ShareState.SENT else []
+        transactions = [
+            TransactionRow(tx_hash.hex().upper(), anchor_height, circuit, *sends[:5])
+            for _, _, tx_hash, anchor_height, circuit, _, *sends in rows
+            if tx_hash
+        ]
         return ShareDetails(
             entry=entry,
             received_ms=share.received_ms,

@@ -73,7 +73,6 @@ class RowEncryption:
             "list_waiting": self._decrypt_listed_share,
             "list_in_progress": self._decrypt_listed_share,
             "shares_by_prefix": self._decrypt_listed_share,
-            "reveal_facts": self._reveal_facts,
         }
 
     @property
@@ -133,16 +132,12 @@ class RowEncryption:
         # The row check covers the nullifier, but not the tag, without which the share is not found by its nullifier.
         return row if tag in self._cipher.nullifier_tags(row.nullifier) else row._replace(witness=b"")
 
-    def _hash_and_message(self, sealed: object) -> tuple[bytes, bytes]:
-        plain = self._open(sealed)
-        return plain[:HASH_BYTES], plain[HASH_BYTES:]
-
     def _decrypt_reveal(self, columns: Row) -> Row:
         share_id, sealed, *others = columns
         if share_id is None:
             return _NO_REVEAL
-        tx_hash, message = self._hash_and_message(sealed)
-        return (share_id, message, tx_hash, *others)
+        plain = self._open(sealed)
+        return (share_id, plain[HASH_BYTES:], plain[:HASH_BYTES], *others)
 
     def _decrypt_round_key(self, columns: Row) -> Row:
         no, round_id, mac_key, check = columns
@@ -157,11 +152,6 @@ class RowEncryption:
         """Replace the witness of a `ListedShare` with the times that it contains. Nothing else of it is decoded."""
         mac, round_id, state, sealed, *others = columns
         return (mac, round_id, state, *read_times(self._open(sealed)), *others)
-
-    def _reveal_facts(self, columns: Row) -> Row:
-        """Replace the message with its transaction hash."""
-        sealed, *facts = columns
-        return (self._hash_and_message(sealed)[0], *facts)
 
 
 UNENCRYPTED: Final = RowEncryption()
