@@ -1,8 +1,7 @@
 """Copies a queue between databases, and encrypts or decrypts a file in place.
 
 queue_copy.py         the complete procedure: locks, copy, comparison, marks, undo, erasing the source
-tables.py             the copied tables and their rows
-endpoint.py           a database that is copied from or to
+endpoint.py           a database that is copied from or to, and the copied tables
 sqlite_endpoint.py    a SQLite file
 postgres_endpoint.py  a PostgreSQL schema
 file_encryption.py    encrypting or decrypting a file in place

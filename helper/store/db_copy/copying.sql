@@ -1,5 +1,5 @@
 -- Statements that only a copy runs. Except at the end of the file, they are valid on both databases. `Table` in
--- tables.py generates the statements that are the same for every table.
+-- endpoint.py generates the statements that are the same for every table.
 
 -- ---------------------------------------------------------------- reading
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from helper.core.share import ShareState
-from helper.store.db_copy.endpoint import CopyEndpoint
-from helper.store.db_copy.tables import SHARES, LiveShare
+from helper.store.db_copy.endpoint import SHARES, CopyEndpoint, LiveShare
 from helper.store.exported_shares import ExportedShare, RowVersion
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.shares import matches_filter

@@ -15,8 +15,8 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCopyDiffers, StoreKeyError
+from helper.store.db_copy.endpoint import SHARES, LiveShare, select_sound
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import SHARES, LiveShare, select_sound
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.file_keys import record_keys

@@ -17,13 +17,13 @@ from typing import Final
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import HelperError, NotFound, StoreCopyDiffers, StoreForeign
-from helper.store.db_copy.endpoint import CopyEndpoint
-from helper.store.db_copy.tables import (
+from helper.store.db_copy.endpoint import (
     META,
     ROUND_KEYS,
     SHARES,
     TABLES,
     TOMBSTONES,
+    CopyEndpoint,
     LiveShare,
     Table,
     select_sound,

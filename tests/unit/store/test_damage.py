@@ -15,8 +15,8 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store import rounds, shares
+from helper.store.db_copy.endpoint import SHARES
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import SHARES
 from helper.store.messages import mark_sending, prepare
 from helper.store.models import DamagedShare, QueueFilter
 from helper.store.queue_reader import UNREADABLE_NOTE

@@ -18,7 +18,7 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
 from helper.store import audit_log, blocks, exported_shares, messages, rounds, shares
-from helper.store.db_copy.endpoint import CopyEndpoint
+from helper.store.db_copy.endpoint import SHARES, TABLES, CopyEndpoint
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.db_copy.queue_copy import (
@@ -30,7 +30,6 @@ from helper.store.db_copy.queue_copy import (
     undo_copy,
 )
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
-from helper.store.db_copy.tables import SHARES, TABLES
 from helper.store.keyring import Keyring
 from helper.store.models import EnqueueResult, QueueFilter
 from helper.store.postgres.connection import create_connection_settings
