@@ -80,20 +80,12 @@ class PostgresReader:
             await pool.close()
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a named query.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
+        """Return all rows of a named query; see `RowReader`."""
         rows = await self.run(postgres_statements()[name], self._encryption.encrypt_params(name, params))
         return self._encryption.decrypt_rows(name, rows)
 
     async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
-        """Return the rows of all these named queries, one after the other, as of one moment.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
+        """Return the rows of all these named queries as of one moment; see `RowReader`."""
         encrypt, decrypt = self._encryption.encrypt_params, self._encryption.decrypt_rows
         results = await self._run_all(
             [(_BEGIN_SNAPSHOT, None)]

@@ -113,20 +113,12 @@ class SqliteReader:
             await conn.close()
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a named query.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """Return all rows of a named query; see `RowReader`."""
         rows = await self.run(sqlite_statements()[name], params)
         return self.encryption.decrypt_rows(name, rows)
 
     async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
-        """Return the rows of all these named queries, one after the other, as of one moment.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """Return the rows of all these named queries as of one moment; see `RowReader`."""
         async with self._snapshot_lock:
             try:
                 await self.run("BEGIN")
