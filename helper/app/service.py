@@ -190,6 +190,7 @@ class Service:
             cluster=self.cluster,
         )
         self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)
+        sender_lease = Lease() if self.lease is None else self.lease
         attempts = AttemptBudget(
             store=self.store,
             node_pool=self.node_pool,
@@ -204,7 +205,7 @@ class Service:
             circuits=self.circuit_choice,
             attempts=attempts,
             verifier=self.prover_pool,
-            lease=self.lease,
+            lease=sender_lease,
             clock=self.clock,
             stats=self.stats,
         )
@@ -248,7 +249,7 @@ class Service:
             stats=self.stats,
             rounds=self.round_registry,
             purge_after=config.helper.purge_after_hours * HOUR_SECONDS,
-            lease=self.lease,
+            lease=sender_lease,
         )
         self.admission = AdmissionController(
             store=self.store,
@@ -399,7 +400,7 @@ class Service:
         if self.node_pool.chain_id is not None:
             key = CircuitChoice.storage_key(self.node_pool.chain_id)
             self.circuit_choice.restore(await self.store.get_meta(key))
-            self.prover_pool.set_circuits(self.circuit_choice.required_circuits)
+            self.prover_pool.circuits = self.circuit_choice.required_circuits
 
     def _pause_reason(self) -> str | None:
         """Why this host's processing of admitted shares is paused, or None."""

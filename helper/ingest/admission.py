@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import anyio
@@ -153,6 +154,7 @@ class _View(NamedTuple):
         return None if self.pause is None else TemporaryRefusal(Situation.PAUSED, self.pause)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AdmissionController:
     """Validates and enqueues shares.
 
@@ -162,26 +164,16 @@ class AdmissionController:
         get_round_pause_reason: why no share of this round can be accepted now, or None.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        rounds: RoundRegistry,
-        trees: CommitmentTreeSync,
-        validator: ShareValidator,
-        clock: Clock,
-        wake: Callable[[float], None],
-        get_pause_reason: Callable[[], str | None],
-        get_round_pause_reason: Callable[[bytes], str | None],
-    ) -> None:
-        self._store = store
-        self._rounds = rounds
-        self._trees = trees
-        self._validator = validator
-        self._clock = clock
-        self._wake = wake
-        self._get_pause_reason = get_pause_reason
-        self._get_round_pause_reason = get_round_pause_reason
+    store: Store
+    rounds: RoundRegistry
+    trees: CommitmentTreeSync
+    validator: ShareValidator
+    clock: Clock
+    wake: Callable[[float], None]
+    get_pause_reason: Callable[[], str | None]
+    get_round_pause_reason: Callable[[bytes], str | None]
+
+    def __post_init__(self) -> None:
         self._is_pause_current = False
         self._pause_reason: str | None = None
         self._in_flight = 0
@@ -214,8 +206,8 @@ class AdmissionController:
             raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS)
         self._in_flight += 1
         try:
-            arrived_at = self._clock.now()
-            checked = await self._validator.validate_body(body, has_left)
+            arrived_at = self.clock.now()
+            checked = await self.validator.validate_body(body, has_left)
             return await self._admit(checked, arrived_at, wait_seconds)
         finally:
             self._in_flight -= 1
@@ -236,14 +228,14 @@ class AdmissionController:
 
     def _read_view(self, checked: CheckedShare) -> _View:
         share = checked.share
-        leaf = self._trees.leaf(share.round_id, share.tree_position)
+        leaf = self.trees.leaf(share.round_id, share.tree_position)
         # A leaf that only one node serves is sufficient to accept its share, but never to refuse another.
-        anchor = self._trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment)
+        anchor = self.trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment)
         return _View(
-            round=self._rounds.view(share.round_id),
+            round=self.rounds.view(share.round_id),
             has_leaf=anchor is not None and leaf in {None, checked.vote_commitment},
             has_other_leaf=leaf not in {None, checked.vote_commitment},
-            pause=self._current_pause() or self._get_round_pause_reason(share.round_id),
+            pause=self._current_pause() or self.get_round_pause_reason(share.round_id),
         )
 
     def _find_refusal(self, checked: CheckedShare, arrived_at: float) -> ShareRefused | TemporaryRefusal | None:
@@ -263,7 +255,7 @@ class AdmissionController:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
         if not self._is_pause_current:
             self._is_pause_current = True
-            self._pause_reason = self._get_pause_reason()
+            self._pause_reason = self.get_pause_reason()
             asyncio.get_running_loop().call_soon(self._expire_pause)
         return self._pause_reason
 
@@ -275,29 +267,29 @@ class AdmissionController:
         share = checked.share
         # The clock may have been corrected since the arrival, or set to a wrong time. The earlier time is used, so that
         # a share without a delay is never due years later.
-        now = min(arrived_at, self._clock.now())
+        now = min(arrived_at, self.clock.now())
         try:
-            outcome = await self._store.run(shares.EnqueueOperation(share, checked.nullifier, now=now))
+            outcome = await self.store.run(shares.EnqueueOperation(share, checked.nullifier, now=now))
         except StoreError:
             # A database that cannot be written can still be read for duplicates.
-            if await self._store.is_known(share.key):
+            if await self.store.is_known(share.key):
                 return EnqueueResult.DUPLICATE
             raise
         if outcome is EnqueueResult.CLOSED:
             raise _round_not_active()  # closed by another host, which has processed more blocks
         if outcome is EnqueueResult.MOVED_UP:
-            self._wake(max(share.submit_at, now))
+            self.wake(max(share.submit_at, now))
             return EnqueueResult.DUPLICATE
         if outcome is EnqueueResult.QUEUED:
-            self._wake(max(share.submit_at, now))
+            self.wake(max(share.submit_at, now))
         return outcome
 
     async def _is_duplicate(self, checked: CheckedShare) -> bool:
         """Return whether a share is known, unless another leaf is known at its position."""
         share = checked.share
-        leaf = self._trees.leaf(share.round_id, share.tree_position)
-        leaf = leaf or self._trees.stored_leaf(share.round_id, share.tree_position)
-        return leaf in {None, checked.vote_commitment} and await self._store.is_known(share.key)
+        leaf = self.trees.leaf(share.round_id, share.tree_position)
+        leaf = leaf or self.trees.stored_leaf(share.round_id, share.tree_position)
+        return leaf in {None, checked.vote_commitment} and await self.store.is_known(share.key)
 
     async def _wait_for_chain(
         self, checked: CheckedShare, arrived_at: float, refusal: TemporaryRefusal, wait_seconds: float
@@ -308,20 +300,20 @@ class AdmissionController:
             return refusal
         is_patient = wait_seconds > MAX_WAIT_SECONDS
         with self._waiting.hold(is_patient=is_patient):
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             is_repeat = is_patient and not self._waited.remember(share.key, now)
             deadline = now + (MAX_WAIT_SECONDS if is_repeat else wait_seconds)
             while True:
                 # Something may have changed since the refusal, and a wait sees only what changes later.
                 latest = self._find_refusal(checked, arrived_at)
-                seconds_left = deadline - self._clock.monotonic()
+                seconds_left = deadline - self.clock.monotonic()
                 if not isinstance(latest, TemporaryRefusal) or seconds_left <= 0 or self._is_paused(share):
                     return latest
-                await self._trees.wait_for_news(share.round_id, share.tree_position, seconds_left)
+                await self.trees.wait_for_news(share.round_id, share.tree_position, seconds_left)
 
     def _is_paused(self, share: Share) -> bool:
         """Whether there is a pause that the next scheduled sync does not end, as it ends the start."""
-        pause = self._current_pause() or self._get_round_pause_reason(share.round_id)
+        pause = self._current_pause() or self.get_round_pause_reason(share.round_id)
         return pause not in {None, PauseReason.CHAIN_NOT_READ}
 
 

@@ -60,17 +60,17 @@ class BacklogClaim:
     next_due_ms: int | None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Backlog:
     """Claims shares of all rounds in a backlog; `limits` say from which due shares there is one."""
 
-    def __init__(
-        self, *, store: Store, proof_times: ProofTimes, limits: BacklogLimits, clock: Clock, stats: Stats
-    ) -> None:
-        self._store = store
-        self._proof_times = proof_times
-        self.limits = limits
-        self._clock = clock
-        self._stats = stats
+    store: Store
+    proof_times: ProofTimes
+    limits: BacklogLimits
+    clock: Clock
+    stats: Stats
+
+    def __post_init__(self) -> None:
         self._turns = RoundTurns()
         self._lists: dict[bytes, tuple[float, deque[DueShare]]] = {}  # by round: monotonic time of reading, shares
         self._waiting: dict[bytes, int] = {}
@@ -109,14 +109,14 @@ class Backlog:
                 first_limit=first_limit,
                 now=now,
                 chain_time=chain_time,
-                pace=self._proof_times.pace(),
+                pace=self.proof_times.pace(),
                 limits=self.limits,
             )
             has_priority = {share.id: is_first for share, is_first in selected}
-            claimed = await self._store.run(claim_listed, list(has_priority), now=now) if selected else []
+            claimed = await self.store.run(claim_listed, list(has_priority), now=now) if selected else []
             if claimed or limit <= 0:
                 shares = [(queued, has_priority[queued.id]) for queued in claimed]
-                return BacklogClaim(shares, await self._store.next_due_ms(on_time))
+                return BacklogClaim(shares, await self.store.next_due_ms(on_time))
             # Other hosts were first, or an index is damaged: `claim_due` handles the latter.
             heads = await self._list_heads(heads, now, limit=first_limit + 1)
         return None
@@ -124,7 +124,7 @@ class Backlog:
     async def _list_heads(self, round_ids: Collection[bytes], now: float, *, limit: int) -> dict[bytes, list[DueShare]]:
         """Return the first due shares by due time, of the rounds that have any."""
         heads = {
-            round_id: await self._store.list_due(round_id, now=now, limit=limit, by_rank=False)
+            round_id: await self.store.list_due(round_id, now=now, limit=limit, by_rank=False)
             for round_id in sorted(round_ids)
         }
         return {round_id: shares for round_id, shares in heads.items() if shares}
@@ -144,21 +144,21 @@ class Backlog:
         Selected shares are removed from the list by their selection.
         """
         listed_at, shares = self._lists.get(round_id, (-math.inf, deque[DueShare]()))
-        if not shares or self._clock.monotonic() - listed_at > LIST_SECONDS:
-            listed = await self._store.list_due(round_id, now=now, limit=LISTED_SHARES, by_rank=True)
+        if not shares or self.clock.monotonic() - listed_at > LIST_SECONDS:
+            listed = await self.store.list_due(round_id, now=now, limit=LISTED_SHARES, by_rank=True)
             shares = deque(listed)
-            self._lists[round_id] = (self._clock.monotonic(), shares)
+            self._lists[round_id] = (self.clock.monotonic(), shares)
         return shares
 
     async def _count(self) -> None:
         """Count waiting shares, hosts and confirmed shares, if the last count is too old."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._counted_at < COUNT_SECONDS:
             return
         self._counted_at = now
-        self._waiting = await self._store.count_waiting()
-        self._proof_times.hosts = await self._store.count_claiming_hosts()
-        self._proof_times.record_confirmed(self._stats.counts["confirmed"], now)
+        self._waiting = await self.store.count_waiting()
+        self.proof_times.hosts = await self.store.count_claiming_hosts()
+        self.proof_times.record_confirmed(self.stats.counts["confirmed"], now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +181,7 @@ class DispatchGate:
     chain_time: float = 0.0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Dispatcher:
     """Dispatches due shares to provers, limited to the number of free provers.
 
@@ -189,28 +190,17 @@ class Dispatcher:
         max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        revealer: Revealer,
-        sender: Sender | None,
-        get_gate: Callable[[], DispatchGate],
-        backlog: Backlog,
-        slots: int,
-        clock: Clock,
-        stats: Stats,
-        max_sleep: float = MAX_SLEEP_SECONDS,
-    ) -> None:
-        self._store = store
-        self._revealer = revealer
-        self._sender = sender
-        self._max_sleep = max_sleep
-        self._get_gate = get_gate
-        self._backlog = backlog
-        self._slots = slots
-        self._clock = clock
-        self._stats = stats
+    store: Store
+    revealer: Revealer
+    sender: Sender | None
+    get_gate: Callable[[], DispatchGate]
+    backlog: Backlog
+    slots: int
+    clock: Clock
+    stats: Stats
+    max_sleep: float = MAX_SLEEP_SECONDS
+
+    def __post_init__(self) -> None:
         self._wake_event = asyncio.Event()
         self.claimed_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -222,8 +212,8 @@ class Dispatcher:
         self._next_trial = -math.inf  # monotonic time from which another share may try the circuit
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.pause_reason: str | None = PauseReason.STARTING
-        if sender is not None:
-            sender.subscribe(self.wake)
+        if self.sender is not None:
+            self.sender.subscribe(self.wake)
 
     def wake(self) -> None:
         """Run the loop now, because the schedule changed (a retry, a round, a node)."""
@@ -244,7 +234,7 @@ class Dispatcher:
             while True:
                 self._wake_event.clear()
                 self._sleep_until = await self._run_steps()
-                await self._clock.wait(self._wake_event, self._sleep_until)
+                await self.clock.wait(self._wake_event, self._sleep_until)
                 self._sleep_until = math.inf
         finally:
             for task in self._tasks:
@@ -260,12 +250,12 @@ class Dispatcher:
                 next_run = await step()
             except Exception as failure:  # the other steps and the next iteration may still succeed
                 error = last_error = failure
-                next_run = self._clock.now() + RECHECK_SECONDS
+                next_run = self.clock.now() + RECHECK_SECONDS
             if step == self._dispatch:
-                self._stats.note_attempt("claiming due shares", error, self._clock.monotonic())
+                self.stats.note_attempt("claiming due shares", error, self.clock.monotonic())
             deadline = min(deadline, next_run)
         self._errors.note(last_error)
-        return min(deadline, self._clock.now() + self._max_sleep)
+        return min(deadline, self.clock.now() + self.max_sleep)
 
     # ---------------------------------------------------------------- dispatch
 
@@ -276,16 +266,16 @@ class Dispatcher:
         """
         deadline: float | None = None
         while deadline is None:
-            gate = self._get_gate()
+            gate = self.get_gate()
             self._note_pause(gate.pause_reason)
-            free = self._slots * CLAIMS_PER_PROVER - self.claimed_count
+            free = self.slots * CLAIMS_PER_PROVER - self.claimed_count
             can_overtake = self._backlog_claims and len(gate.ends) > 1 and not gate.is_one_at_a_time
-            first_free = free + self._slots * FIRST_CLAIMS_PER_PROVER if can_overtake else free
+            first_free = free + self.slots * FIRST_CLAIMS_PER_PROVER if can_overtake else free
             if gate.pause_reason is not None or not gate.ends or first_free <= 0:
                 return math.inf
             wait = self._seconds_to_wait(gate, free)
             if wait > 0:
-                return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
+                return self.clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
             if gate.is_one_at_a_time:
                 free = first_free = 1
             deadline = await self._claim(gate, free, first_free)
@@ -294,8 +284,8 @@ class Dispatcher:
     def _seconds_to_wait(self, gate: DispatchGate, free: int) -> float:
         """Seconds until shares may be claimed, not positive if they may be claimed now."""
         if gate.is_one_at_a_time:
-            return self._next_trial - self._clock.monotonic() if self._tasks or self._sender is None else 0.0
-        return self._next_first_check - self._clock.monotonic() if free <= 0 else 0.0
+            return self._next_trial - self.clock.monotonic() if self._tasks or self.sender is None else 0.0
+        return self._next_first_check - self.clock.monotonic() if free <= 0 else 0.0
 
     async def _claim(self, gate: DispatchGate, free: int, first_free: int) -> float | None:
         """Claim due shares, at most `free`, and up to `first_free` if those above `free` have priority.
@@ -303,13 +293,13 @@ class Dispatcher:
         Returns the wall time of the next dispatch, infinity if unknown, None if there may be more to claim now.
         """
         if free <= 0:
-            self._next_first_check = self._clock.monotonic() + FIRST_CHECK_SECONDS
-        due_ms = await self._store.next_due_ms(gate.ends)
-        now = min(self._clock.now(), gate.max_due_time)
+            self._next_first_check = self.clock.monotonic() + FIRST_CHECK_SECONDS
+        due_ms = await self.store.next_due_ms(gate.ends)
+        now = min(self.clock.now(), gate.max_due_time)
         if due_ms is None or due_ms > int(now * 1000):
             return self._deadline(gate, due_ms, claimed_ms=0)
-        if self._backlog.limits.is_overdue(due_ms, now):
-            claim = await self._backlog.claim(
+        if self.backlog.limits.is_overdue(due_ms, now):
+            claim = await self.backlog.claim(
                 gate.ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free
             )
             if claim is not None:
@@ -319,19 +309,19 @@ class Dispatcher:
                 return self._deadline(gate, claim.next_due_ms, claimed_ms=int(now * 1000))
         if free <= 0:
             return math.inf
-        claimed = await self._store.run(claim_due, now=now, limit=free, rounds=gate.ends)
+        claimed = await self.store.run(claim_due, now=now, limit=free, rounds=gate.ends)
         self._start_claimed([(queued, True) for queued in claimed], due_ms, gate)
         if len(claimed) == free:
             return None
-        return self._deadline(gate, await self._store.next_due_ms(gate.ends), claimed_ms=int(now * 1000))
+        return self._deadline(gate, await self.store.next_due_ms(gate.ends), claimed_ms=int(now * 1000))
 
     def _start_claimed(self, claimed: Sequence[tuple[ShareRow, bool]], oldest_ms: int, gate: DispatchGate) -> None:
         """Start proving claimed shares, each with whether it has priority."""
         if not claimed:
             return
-        self._stats.queue_age.add_sample(max(0.0, self._clock.now() - oldest_ms / 1000))
+        self.stats.queue_age.add_sample(max(0.0, self.clock.now() - oldest_ms / 1000))
         if gate.is_one_at_a_time:
-            self._next_trial = self._clock.monotonic() + TRIAL_WAIT_SECONDS
+            self._next_trial = self.clock.monotonic() + TRIAL_WAIT_SECONDS
         for queued, has_priority in claimed:
             self._start_reveal(queued, has_priority=has_priority)
 
@@ -339,7 +329,7 @@ class Dispatcher:
         """Wall time of the next dispatch, after all shares due by `claimed_ms` were claimed."""
         if due_ms is None:
             return math.inf
-        now, due = self._clock.now(), due_ms / 1000
+        now, due = self.clock.now(), due_ms / 1000
         if due_ms <= claimed_ms:
             return now + RECHECK_SECONDS  # enqueued after the claim; enqueue has already set the wake event
         if due > gate.max_due_time:
@@ -364,27 +354,27 @@ class Dispatcher:
 
     def _on_reveal_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._clock.monotonic() < self._next_trial:
+        if self.clock.monotonic() < self._next_trial:
             self.wake()  # the next share may be waiting for this result
 
     async def _reveal(self, queued: ShareRow, *, has_priority: bool) -> None:
         """Prove and send one share. On any error the share stays in the queue."""
         try:
             try:
-                prepared = await self._revealer.prove(queued, has_priority=has_priority)
+                prepared = await self.revealer.prove(queued, has_priority=has_priority)
             finally:
                 self.claimed_count -= 1
                 self._backlog_claims -= not has_priority
                 self.wake()
-            if prepared and self._sender is not None:
-                await self._sender.send(queued.id)
+            if prepared and self.sender is not None:
+                await self.sender.send(queued.id)
             self._error_counts.pop(queued.id, None)
-            self._stats.note_attempt(_REVEALING, None, self._clock.monotonic())
+            self.stats.note_attempt(_REVEALING, None, self.clock.monotonic())
         except Exception as error:
             log_error(log, "reveal_failed", error)
             self._delay_release(queued.id)
             if len(self._error_counts) > 1:  # not the fault of a single share
-                self._stats.note_attempt(_REVEALING, error, self._clock.monotonic())
+                self.stats.note_attempt(_REVEALING, error, self.clock.monotonic())
         except asyncio.CancelledError:
             self._delay_release(queued.id)  # if the loop has ended too, the claim is released at the next start
             raise
@@ -397,7 +387,7 @@ class Dispatcher:
         The delay prevents a busy loop if the internal error recurs.
         """
         error_count = self._error_counts[share_id] = self._error_counts.get(share_id, 0) + 1
-        self._claims_to_release[share_id] = self._clock.monotonic() + retry_delay(error_count)
+        self._claims_to_release[share_id] = self.clock.monotonic() + retry_delay(error_count)
         self.wake()
 
     async def _release_delayed(self) -> float:
@@ -405,11 +395,11 @@ class Dispatcher:
 
         Returns the wall time at which the next delay ends.
         """
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         for share_id in [share_id for share_id, at in self._claims_to_release.items() if at <= now]:
-            if not await self._store.run(release_claim, share_id):
+            if not await self.store.run(release_claim, share_id):
                 self._error_counts.pop(share_id, None)
             del self._claims_to_release[share_id]
         wait = min(self._claims_to_release.values(), default=math.inf) - now
         # The wall clock has this resolution; a shorter sleep would be a busy loop.
-        return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
+        return self.clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)

@@ -164,11 +164,13 @@ async def _begin() -> bool:
     return True
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProverPool:
     """A fixed number of workers that share one job queue.
 
     Args:
-        circuits: generations that workers use. A worker is ready with the keys of the first, which its self-test uses.
+        circuits: generations that workers use; may be replaced before `run`. A worker is ready with the keys of the
+            first, which its self-test uses.
         nice: added to the niceness of a worker (0 to 19), so that the API has priority.
         timeout: seconds after which a proof is cancelled and its worker killed; 0 means
             max(60, 50 × the slowest self-test).
@@ -179,24 +181,15 @@ class ProverPool:
         unexpected_exits: number of unexpected worker exits: `died` (exited) and `timeout` (killed after a timeout).
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int,
-        circuits: Sequence[str],
-        clock: Clock,
-        nice: int = 10,
-        timeout: float = 0.0,
-        spawn: WorkerSpawner = WorkerProcess.spawn,
-        check_start: Callable[[], None] | None = None,
-    ) -> None:
-        self.workers = workers
-        self._circuits = tuple(circuits)
-        self._clock = clock
-        self._nice = nice
-        self._timeout = timeout
-        self._spawn = spawn
-        self._check_start = check_start
+    workers: int
+    circuits: Sequence[str]
+    clock: Clock
+    nice: int = 10
+    timeout: float = 0.0
+    spawn: WorkerSpawner = WorkerProcess.spawn
+    check_start: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
         self._queue: asyncio.PriorityQueue[_QueuedTask] = asyncio.PriorityQueue()
         self._numbers = count()
         self._ready_slots: set[int] = set()
@@ -206,10 +199,6 @@ class ProverPool:
         self._pids: dict[int, int] = {}
         self._roots: dict[bytes, bytes] = {}  # by the hash of the proof
         self.unexpected_exits: Counter[str] = Counter()
-
-    def set_circuits(self, circuits: Sequence[str]) -> None:
-        """Replace the circuits, before `run`."""
-        self._circuits = tuple(circuits)
 
     @property
     def is_ready(self) -> bool:
@@ -231,12 +220,12 @@ class ProverPool:
 
     def _relative_cost(self, circuit: str) -> float:
         """Cost of a proof of this circuit relative to that of the self-test."""
-        return get_generation(circuit).proof_cost / get_generation(self._circuits[0]).proof_cost
+        return get_generation(circuit).proof_cost / get_generation(self.circuits[0]).proof_cost
 
     def proof_timeout(self, circuit: str) -> float:
         """Timeout of a proof of this circuit, in seconds."""
-        if self._timeout > 0:
-            return self._timeout
+        if self.timeout > 0:
+            return self.timeout
         slowest = max(self._self_tests.values(), default=0.0) * self._relative_cost(circuit)
         return max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * slowest)
 
@@ -282,12 +271,12 @@ class ProverPool:
             ProverCrashed: the worker exited unexpectedly.
             ProofFailed: the prover rejected the witness.
         """
-        started_at = self._clock.monotonic()
+        started_at = self.clock.monotonic()
 
         async def note_begin() -> bool:
             nonlocal started_at
             is_needed = await begin()
-            started_at = self._clock.monotonic()
+            started_at = self.clock.monotonic()
             return is_needed
 
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
@@ -296,7 +285,7 @@ class ProverPool:
         self._roots[sha256(proof).digest()] = root
         if len(self._roots) > ROOTS_KEPT:
             del self._roots[next(iter(self._roots))]
-        return Proof(proof, bytes.fromhex(reply["nullifier"]), root, seconds=self._clock.monotonic() - started_at)
+        return Proof(proof, bytes.fromhex(reply["nullifier"]), root, seconds=self.clock.monotonic() - started_at)
 
     def root_of(self, proof: bytes) -> bytes | None:
         """The root that a recent proof was made for, None if this process did not make it.
@@ -327,7 +316,7 @@ class ProverPool:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._first_ready.wait(), FIRST_WORKER_SECONDS)
         while True:
-            await self._clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
+            await self.clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)
             failures = 0 if was_ready else failures + 1
 
@@ -338,9 +327,9 @@ class ProverPool:
         """
         is_ready = False
         try:
-            if self._check_start is not None:
-                await asyncio.to_thread(self._check_start)
-            process = await self._spawn(threads=self._threads())
+            if self.check_start is not None:
+                await asyncio.to_thread(self.check_start)
+            process = await self.spawn(threads=self._threads())
         except (OSError, HelperError) as error:
             log.error("prover_start_failed", slot=slot, reason=str(error))
             return is_ready
@@ -348,9 +337,9 @@ class ProverPool:
         try:
             await self._start_worker(slot, process)
             is_ready = True
-            circuits = {self._circuits[0]}  # those whose keys this worker has
+            circuits = {self.circuits[0]}  # those whose keys this worker has
             while True:
-                missing = [circuit for circuit in self._circuits if circuit not in circuits]
+                missing = [circuit for circuit in self.circuits if circuit not in circuits]
                 queued = await self._next_task(process, LOAD_IDLE_SECONDS if missing else None)
                 if queued is None:
                     circuits.update(await self._load_when_idle(process, missing))
@@ -381,7 +370,7 @@ class ProverPool:
         return max(1, (os.cpu_count() or 1) // self.workers)
 
     async def _start_worker(self, slot: int, process: WorkerProcess) -> None:
-        reply = await self._create_keys(process, {"op": "start", "circuits": self._circuits[:1], "nice": self._nice})
+        reply = await self._create_keys(process, {"op": "start", "circuits": self.circuits[:1], "nice": self.nice})
         self._self_tests[slot] = float(reply["self_test_seconds"])
         self._ready_slots.add(slot)
         self._first_ready.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Final
@@ -102,6 +103,7 @@ class ProofTimes:
         return (after - before) / (last - first) if last - first >= MIN_WINDOW_SECONDS else 0.0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AttemptBudget:
     """Spends attempts and schedules retries, until the chain has closed the round of the share.
 
@@ -109,14 +111,11 @@ class AttemptBudget:
     `quick_retries` follow within seconds, the later ones at longer intervals.
     """
 
-    def __init__(
-        self, *, store: Store, node_pool: NodePool, rounds: RoundRegistry, stats: Stats, quick_retries: int = 5
-    ) -> None:
-        self._store = store
-        self._node_pool = node_pool
-        self._rounds = rounds
-        self._stats = stats
-        self._quick_retries = quick_retries
+    store: Store
+    node_pool: NodePool
+    rounds: RoundRegistry
+    stats: Stats
+    quick_retries: int = 5
 
     async def spend_attempt(self, share_id: int, share: ShareRow | SentReveal, stage: str, reason: str) -> None:
         """Spend one attempt of a share and schedule its retry.
@@ -126,29 +125,29 @@ class AttemptBudget:
         Args:
             share: the share as it was read before this attempt.
         """
-        self._stats.record_failure(stage, reason)
+        self.stats.record_failure(stage, reason)
         due_ms = self._retry_ms(share)
-        attempt = await self._store.run(shares.retry, share_id, due_ms=due_ms, stage=stage, note=reason)
+        attempt = await self.store.run(shares.retry, share_id, due_ms=due_ms, stage=stage, note=reason)
         if attempt:
-            self._stats.count(f"retry_{stage}")
-            if attempt == self._quick_retries + 1:
-                self._stats.count("quick_retries_failed")
+            self.stats.count(f"retry_{stage}")
+            if attempt == self.quick_retries + 1:
+                self.stats.count("quick_retries_failed")
                 log.error("quick_retries_failed", stage=stage, reason=reason, attempt=attempt)
             else:
                 log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
 
     def seconds_left(self, round_id: bytes) -> float:
         """Seconds until the round's end; infinity if the round is not known."""
-        end = self._rounds.view(round_id).latest_end
-        return end - self._node_pool.wall_time() if end else math.inf
+        end = self.rounds.view(round_id).latest_end
+        return end - self.node_pool.wall_time() if end else math.inf
 
     async def record_crash(self, queued: ShareRow, reason: str) -> None:
         """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
         # Delayed here, so that no other host claims it before the attempt is spent below.
         due_ms = queued.due_ms if queued.crashes < MAX_FREE_CRASHES else self._retry_ms(queued)
-        crashes = await self._store.run(shares.record_crash, queued.id, due_ms=due_ms, note=reason)
+        crashes = await self.store.run(shares.record_crash, queued.id, due_ms=due_ms, note=reason)
         if crashes:
-            self._stats.count("retry_prover")
+            self.stats.count("retry_prover")
             log.warning("prover_worker_crashed", crashes=crashes)
         if crashes > MAX_FREE_CRASHES:
             await self.spend_attempt(queued.id, queued, "proof", reason)
@@ -158,14 +157,14 @@ class AttemptBudget:
 
         Never before the share's due time, even if the clock was set back since.
         """
-        known, last_attempt = self._rounds.get(share.round_id), math.inf
+        known, last_attempt = self.rounds.get(share.round_id), math.inf
         end = math.inf if known is None else float(known.vote_end_time)
         if known is not None:
             last_attempt = last_attempt_time(share.first_due_ms / 1000, end, rank_fraction(share.rank))
         time = retry_time(
             share.attempts + 1,
-            self._node_pool.wall_time(),
-            quick_retries=self._quick_retries,
+            self.node_pool.wall_time(),
+            quick_retries=self.quick_retries,
             last_attempt=last_attempt,
             end=end,
         )
@@ -173,40 +172,27 @@ class AttemptBudget:
 
     async def fail_share(self, share_id: int, stage: str, reason: str) -> None:
         """Fail a share permanently and log it. Its witness remains stored until its round is purged."""
-        self._stats.record_failure(stage, reason)
-        if await self._store.run(shares.fail, share_id, stage=stage, note=reason):
-            self._stats.count("failed")
+        self.stats.record_failure(stage, reason)
+        if await self.store.run(shares.fail, share_id, stage=stage, note=reason):
+            self.stats.count("failed")
             log.error("share_failed", stage=stage, reason=reason)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Revealer:
     """Proves claimed shares and stores their messages."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        trees: CommitmentTreeSync,
-        node_pool: NodePool,
-        rounds: RoundRegistry,
-        prover: ProverPool,
-        proof_times: ProofTimes,
-        circuits: CircuitChoice,
-        attempts: AttemptBudget,
-        clock: Clock,
-        stats: Stats,
-    ) -> None:
-        self._store = store
-        self._trees = trees
-        self._node_pool = node_pool
-        self._rounds = rounds
-        self._prover = prover
-        self._proof_times = proof_times
-        self._circuits = circuits
-        self._attempts = attempts
-        self._clock = clock
-        self._stats = stats
-        self._last_roots: dict[int, Anchor] = {}  # of the newest proofs, by share
+    store: Store
+    trees: CommitmentTreeSync
+    node_pool: NodePool
+    rounds: RoundRegistry
+    prover: ProverPool
+    proof_times: ProofTimes
+    circuits: CircuitChoice
+    attempts: AttemptBudget
+    clock: Clock
+    stats: Stats
+    _last_roots: dict[int, Anchor] = field(default_factory=dict, init=False)  # of the newest proofs, by share
 
     async def prove(self, queued: ShareRow, *, has_priority: bool = True) -> bool:
         """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
@@ -216,28 +202,28 @@ class Revealer:
             the meantime by another helper's reveal.
         """
         share = queued.share
-        circuit = self._circuits.circuit_for(share.kind, queued.id)
+        circuit = self.circuits.circuit_for(share.kind, queued.id)
         get_leaf = partial(get_generation(circuit).get_vote_commitment, share)
         previous = self._last_roots.pop(queued.id, None)
-        anchor = self._trees.find_anchor(share.round_id, share.tree_position, get_leaf, previous=previous)
+        anchor = self.trees.find_anchor(share.round_id, share.tree_position, get_leaf, previous=previous)
         if anchor is None:
             await self._wait_for_tree(queued)
             return False
         self._last_roots[queued.id] = anchor
         if len(self._last_roots) > MAX_LAST_ROOTS:
             del self._last_roots[next(iter(self._last_roots))]
-        path = await self._trees.path(share.round_id, share.tree_position, anchor)
+        path = await self.trees.path(share.round_id, share.tree_position, anchor)
         proof = await self._make_proof(queued, circuit, path, has_priority=has_priority)
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
             await self._spend_attempt(queued, "proof has unexpected public inputs")
             return False
-        is_prepared = await self._store.run(
+        is_prepared = await self.store.run(
             messages.prepare, queued.id, self._create_prepared(queued, circuit, anchor, proof)
         )
         if not is_prepared:
-            self._stats.count("proof_unused")
+            self.stats.count("proof_unused")
         return is_prepared
 
     async def _make_proof(self, queued: ShareRow, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
@@ -251,49 +237,49 @@ class Revealer:
             return is_proving
 
         try:
-            proof = await self._prover.prove(circuit, queued.share, path, begin=begin, has_priority=has_priority)
+            proof = await self.prover.prove(circuit, queued.share, path, begin=begin, has_priority=has_priority)
         except ProofNotNeeded:
             return None
         except ProverCrashed as error:
-            await self._attempts.record_crash(queued, str(error))
+            await self.attempts.record_crash(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
             await self._spend_attempt(queued, str(error))
             return None
         finally:
             if is_proving:
-                self._stats.proving.end(self._clock.monotonic())
-        self._stats.count("proven")
-        self._stats.proof.add_sample(proof.seconds)
-        self._proof_times.record(proof.seconds)
+                self.stats.proving.end(self.clock.monotonic())
+        self.stats.count("proven")
+        self.stats.proof.add_sample(proof.seconds)
+        self.proof_times.record(proof.seconds)
         return proof
 
     async def _is_proof_needed(self, queued: ShareRow) -> bool:
         """Return whether a proof that begins now can count. If it would be too late, the share is released."""
-        if await self._store.is_spent(queued.round_id, queued.nullifier):
-            self._stats.count("proof_skipped")
+        if await self.store.is_spent(queued.round_id, queued.nullifier):
+            self.stats.count("proof_skipped")
             return False
-        end, head = self._rounds.view(queued.round_id).latest_end, self._node_pool.head
-        if not end or head is None or self._proof_times.can_finish_proof(end, head.time):
+        end, head = self.rounds.view(queued.round_id).latest_end, self.node_pool.head
+        if not end or head is None or self.proof_times.can_finish_proof(end, head.time):
             return True
         note = "the round ends before a proof would be done"
-        await self._store.run(shares.requeue, queued.id, stage="proof", note=note)
+        await self.store.run(shares.requeue, queued.id, stage="proof", note=note)
         return False
 
     def _note_start(self, queued: ShareRow) -> None:
-        self._stats.proving.begin(self._clock.monotonic())
+        self.stats.proving.begin(self.clock.monotonic())
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
-            self._stats.lateness_start.add_sample(self._clock.now() - queued.due_ms / 1000)
+            self.stats.lateness_start.add_sample(self.clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: ShareRow) -> None:
         """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
-        self._stats.count("retry_tree")
-        retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
+        self.stats.count("retry_tree")
+        retry_ms = int((self.node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root covers this leaf yet"
-        await self._store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
+        await self.store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:
-        await self._attempts.spend_attempt(queued.id, queued, "proof", reason)
+        await self.attempts.spend_attempt(queued.id, queued, "proof", reason)
 
     def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         fields = get_generation(circuit).get_reveal_fields(queued.share)
@@ -306,7 +292,7 @@ class Revealer:
             round_id=queued.share.round_id,
             anchor_height=anchor.height,
         )
-        head = self._node_pool.head
+        head = self.node_pool.head
         return PreparedReveal(
             message=message.to_tx(),
             tx_hash=message.tx_hash(),

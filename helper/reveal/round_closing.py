@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -20,6 +20,7 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RoundClosing:
     """Reports and purges closed rounds.
 
@@ -29,22 +30,14 @@ class RoundClosing:
     is due. In a cluster, only the lease holder does this. A slow node or a large purge delays no reveal.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        rounds: RoundRegistry,
-        clock: Clock,
-        stats: Stats,
-        purge_after: float,
-        lease: Lease | None = None,
-    ) -> None:
-        self._store = store
-        self._lease = Lease() if lease is None else lease
-        self._rounds = rounds
-        self._clock = clock
-        self._stats = stats
-        self._purge_after = purge_after
+    store: Store
+    rounds: RoundRegistry
+    clock: Clock
+    stats: Stats
+    purge_after: float
+    lease: Lease = field(default_factory=Lease)
+
+    def __post_init__(self) -> None:
         self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # Unix seconds
         self._wake = asyncio.Event()
@@ -66,17 +59,17 @@ class RoundClosing:
             except Exception as failure:  # the next check may succeed
                 error = failure
             errors.note(error)
-            self._stats.note_attempt("closing rounds", error, self._clock.monotonic())
+            self.stats.note_attempt("closing rounds", error, self.clock.monotonic())
 
     async def run_once(self) -> None:
         """Close, report and purge the rounds that the chain has closed."""
         if not self._is_due():
             return
-        revision = self._rounds.revision
+        revision = self.rounds.revision
         self._checked_revision = None
         purges, errors = list[float](), list[Exception]()
-        for stored in await self._store.list_rounds():
-            if self._rounds.frozen_reason(stored.round_id) is None:
+        for stored in await self.store.list_rounds():
+            if self.rounds.frozen_reason(stored.round_id) is None:
                 try:
                     purges.append(await self._process_round(stored))
                 except Exception as error:  # of one round, it must not keep others from being closed
@@ -86,21 +79,21 @@ class RoundClosing:
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     def _is_due(self) -> bool:
-        now = self._rounds.chain_now()
+        now = self.rounds.chain_now()
         is_purge_due = now is not None and now >= self._next_purge
-        return self._lease.is_held and (self._rounds.revision != self._checked_revision or is_purge_due)
+        return self.lease.is_held and (self.rounds.revision != self._checked_revision or is_purge_due)
 
     async def _process_round(self, stored: StoredRound) -> float:
         """Run the due steps of a round.
 
         Returns the Unix time of its purge, infinity if none is due.
         """
-        if stored.closed_at is None and not await self._rounds.is_closed(stored.round_id):
+        if stored.closed_at is None and not await self.rounds.is_closed(stored.round_id):
             return math.inf
         if stored.closed_at is None or stored.alerted_at is None:
             stored = await self._report(stored)
         assert stored.closed_at is not None
-        purge_at, now = stored.closed_at + self._purge_after, self._rounds.chain_now()
+        purge_at, now = stored.closed_at + self.purge_after, self.rounds.chain_now()
         if now is None or now < purge_at:
             return purge_at
         await self._purge(stored)
@@ -111,24 +104,24 @@ class RoundClosing:
 
         Returns the round with its new marks.
         """
-        now = self._rounds.chain_now() or self._clock.now()
+        now = self.rounds.chain_now() or self.clock.now()
         if stored.closed_at is None:
-            await self._store.run(mark_closed, stored.round_id, now)
-        left = await self._store.count_unconfirmed(stored.round_id)
-        failed = await self._store.run_batches(
+            await self.store.run(mark_closed, stored.round_id, now)
+        left = await self.store.count_unconfirmed(stored.round_id)
+        failed = await self.store.run_batches(
             fail_unconfirmed, stored.round_id, note="the round closed before the share was confirmed"
         )
         # Counts are stored separately from shares; a damaged count must not hide a lost share.
         number = max(failed, sum(left.values()))
         if number:
-            self._stats.count("expired", failed)
+            self.stats.count("expired", failed)
             log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())
         else:
             log.info("round_closed", round=stored.round_id.hex())
-        await self._store.run(mark_alerted, stored.round_id, now)
+        await self.store.run(mark_alerted, stored.round_id, now)
         return replace(stored, closed_at=now if stored.closed_at is None else stored.closed_at, alerted_at=now)
 
     async def _purge(self, stored: StoredRound) -> None:
-        rows = await self._store.run_batches(purge, stored.round_id)
-        self._rounds.forget(stored.round_id)
+        rows = await self.store.run_batches(purge, stored.round_id)
+        self.rounds.forget(stored.round_id)
         log.info("round_purged", rows=rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -64,6 +64,7 @@ VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Sender:
     """Sends prepared messages to the chain, at most once per share and block height.
 
@@ -71,31 +72,20 @@ class Sender:
         lease: the right to send. Checked before each send is recorded, and again before the first byte is sent.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        node_pool: NodePool,
-        trees: CommitmentTreeSync,
-        verifier: ProverPool,
-        circuits: CircuitChoice,
-        attempts: AttemptBudget,
-        clock: Clock,
-        stats: Stats,
-        lease: Lease | None = None,
-    ) -> None:
-        self._store = store
-        self._lease = Lease() if lease is None else lease
-        self._node_pool = node_pool
-        self._trees = trees
-        self._verifier = verifier
-        self._circuits = circuits
-        self._attempts = attempts
-        self._clock = clock
-        self._stats = stats
+    store: Store
+    node_pool: NodePool
+    trees: CommitmentTreeSync
+    verifier: ProverPool
+    circuits: CircuitChoice
+    attempts: AttemptBudget
+    clock: Clock
+    stats: Stats
+    lease: Lease = field(default_factory=Lease)
+
+    def __post_init__(self) -> None:
         self._states = SendStates(STATES_KEPT)
         self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
-        self._sending_since = clock.monotonic()
+        self._sending_since = self.clock.monotonic()
         self._next_doubt_check = -math.inf
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
@@ -104,8 +94,8 @@ class Sender:
     @property
     def seconds_to_probe(self) -> float | None:
         """Seconds after which reveals are tried again although no block was produced, None if no node is held."""
-        now = self._clock.monotonic()
-        return send_policy.PROBE_SECONDS if any(n.penalty.is_held(now) for n in self._node_pool.nodes) else None
+        now = self.clock.monotonic()
+        return send_policy.PROBE_SECONDS if any(n.penalty.is_held(now) for n in self.node_pool.nodes) else None
 
     async def stop(self) -> None:
         """Cancel the calls that continue without a response."""
@@ -125,15 +115,15 @@ class Sender:
 
         As after a restart, messages that may have been sent wait for a block.
         """
-        self._sending_since = self._clock.monotonic()
+        self._sending_since = self.clock.monotonic()
         self._states.start_term()
 
     def forget_confirmed(self, share_id: int) -> None:
         """Drop the state of a confirmed share, including one revealed by another helper."""
-        self._circuits.forget_share(share_id)
+        self.circuits.forget_share(share_id)
         first_sent_at = self._states.forget(share_id)
         if first_sent_at is not None:
-            self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
+            self.stats.confirmation.add_sample(self.clock.monotonic() - first_sent_at)
 
     # ---------------------------------------------------------------- selection
 
@@ -143,15 +133,15 @@ class Sender:
 
     async def reconcile(self) -> None:
         """Follow up unconfirmed reveals that need a decision now: at most `MAX_FOLLOW_UPS` of each kind."""
-        head = self._node_pool.head
-        if not self._lease.is_held or head is None:
+        head = self.node_pool.head
+        if not self.lease.is_held or head is None:
             return
         height = head.height
-        await self._follow_up_all(await self._store.list_follow_ups(height=height, limit=self._limit), height)
-        if self._clock.monotonic() >= self._next_doubt_check:
+        await self._follow_up_all(await self.store.list_follow_ups(height=height, limit=self._limit), height)
+        if self.clock.monotonic() >= self._next_doubt_check:
             # A node that was alone in sync may have reported a false height, or a node reports a low one now.
-            self._next_doubt_check = self._clock.monotonic() + DOUBT_CHECK_SECONDS
-            share_ids = await self._store.list_doubtful_waits(
+            self._next_doubt_check = self.clock.monotonic() + DOUBT_CHECK_SECONDS
+            share_ids = await self.store.list_doubtful_waits(
                 height=height, greatest=self._greatest_height, limit=self._limit
             )
             await self._follow_up_all(share_ids, height)
@@ -159,17 +149,17 @@ class Sender:
     async def send_new(self) -> None:
         """Send messages that other hosts have prepared and that were never sent."""
         previous_ids: set[int] = set()
-        while self._lease.is_held:
-            share_ids = await self._store.list_follow_ups(height=NEVER_SENT_HEIGHT, limit=self._limit)
+        while self.lease.is_held:
+            share_ids = await self.store.list_follow_ups(height=NEVER_SENT_HEIGHT, limit=self._limit)
             if previous_ids.issuperset(share_ids):
                 return  # the remaining ones cannot be sent now
-            previous_ids, head = set(share_ids), self._node_pool.head
+            previous_ids, head = set(share_ids), self.node_pool.head
             await self._follow_up_all(share_ids, 0 if head is None else head.height)
 
     @property
     def _greatest_height(self) -> int:
         """The greatest height of a node in sync; the agreed one if more nodes are in sync than must agree."""
-        pool = self._node_pool
+        pool = self.node_pool
         has_majority = len(pool.in_sync_nodes) > pool.needed
         return (pool.agreed_height or 0) if has_majority else pool.greatest_height
 
@@ -187,7 +177,7 @@ class Sender:
             except Exception as error:
                 log_error(log, "follow_up_failed", error)
 
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         selected = self._states.select(share_ids, now=now, height=height, limit=MAX_FOLLOW_UPS)
         await gather_limited(selected, follow_up, CONCURRENT_RESENDS)
 
@@ -196,12 +186,12 @@ class Sender:
 
         Does nothing if another task is processing the share.
         """
-        if not self._states.claim(share_id, self._lease.fence):
+        if not self._states.claim(share_id, self.lease.fence):
             return
-        wait: Wait | None = Wait(self._clock.monotonic(), NO_HEIGHT)  # after an error: after all others
+        wait: Wait | None = Wait(self.clock.monotonic(), NO_HEIGHT)  # after an error: after all others
         try:
             # Read at this point because the share may have been sent or proven again since it was selected.
-            reveal = await self._store.get_sent_reveal(share_id)
+            reveal = await self.store.get_sent_reveal(share_id)
             wait = None if reveal is None else await handle(reveal)
         finally:
             self._states.release(share_id, wait)
@@ -211,14 +201,14 @@ class Sender:
     async def _follow_up(self, reveal: SentReveal) -> Wait | None:
         """Carry out the next step of a reveal; one at a time until the chain has accepted its circuit."""
         circuit = reveal.prepared.circuit
-        if self._circuits.is_unproven(circuit) and isinstance(self._decide(reveal), Send):
+        if self.circuits.is_unproven(circuit) and isinstance(self._decide(reveal), Send):
             try:
                 async with asyncio.timeout(TRIAL_WAIT_SECONDS):
                     await self._trial_lock.acquire()
             except TimeoutError:
-                return Wait(self._clock.monotonic(), 0)
+                return Wait(self.clock.monotonic(), 0)
             try:
-                if self._circuits.is_unproven(circuit):
+                if self.circuits.is_unproven(circuit):
                     return await self._carry_out(reveal)
             finally:
                 self._trial_lock.release()
@@ -227,19 +217,19 @@ class Sender:
     async def _carry_out(self, reveal: SentReveal) -> Wait | None:
         """Send a reveal to the first node that takes it, or requeue its share. Returns how long the share waits."""
         message, sent = RevealMessage.from_tx(reveal.prepared.message), reveal
-        for _ in range(1 + len(self._node_pool.nodes)):
-            step, head = self._decide(reveal), self._node_pool.head
+        for _ in range(1 + len(self.node_pool.nodes)):
+            step, head = self._decide(reveal), self.node_pool.head
             if isinstance(step, ProveAnew):
                 return await self._prove_anew(reveal, step.reason)
             if isinstance(step, Wait) or head is None:
                 return step if isinstance(step, Wait) else None
-            node = next(node for node in self._node_pool.nodes if node.name == step.node)
+            node = next(node for node in self.node_pool.nodes if node.name == step.node)
             if step.is_probe and not await self._is_ready(node, reveal.round_id):
                 continue
             height = max(head.height, reveal.last_sent_height or 0)  # if false, time permits the next send
             first = height if reveal.first_sent_height is None else reveal.first_sent_height
             decide_height = send_policy.decide_height(first=first, last=height, outcome=None)
-            if not self._may_send(reveal.share_id) or not await self._store.run(
+            if not self._may_send(reveal.share_id) or not await self.store.run(
                 messages.mark_sending,
                 reveal.share_id,
                 height=height,
@@ -251,38 +241,38 @@ class Sender:
                 return None  # the lease ended meanwhile; the next holder treats it as a lost response
             sent = replace(sent, sends=sent.sends + 1, first_sent_height=first, last_sent_height=height)
             if await self._send_to(node, sent, message) or not self._is_current(reveal.share_id):
-                return Wait(self._clock.monotonic() + RESEND_SECONDS, decide_height)
-        return Wait(self._clock.monotonic() + send_policy.RECHECK_SECONDS, 0)
+                return Wait(self.clock.monotonic() + RESEND_SECONDS, decide_height)
+        return Wait(self.clock.monotonic() + send_policy.RECHECK_SECONDS, 0)
 
     def _decide(self, reveal: SentReveal) -> send_policy.Step:
-        now, head, state = self._clock.monotonic(), self._node_pool.head, self._states.get(reveal.share_id)
+        now, head, state = self.clock.monotonic(), self.node_pool.head, self._states.get(reveal.share_id)
         state.use_message(reveal.prepared.tx_hash)
         ended_at = state.ended_at
         if ended_at is None and (reveal.sends or not reveal.is_first_message):
             ended_at = self._sending_since  # it may have been sent before: it waits for a block produced since
         process = ProcessFacts(
             now=now,
-            now_ms=int(self._clock.now() * 1000),
+            now_ms=int(self.clock.now() * 1000),
             head=None if head is None else head.height,
-            agreed=self._node_pool.agreed_height or 0,
+            agreed=self.node_pool.agreed_height or 0,
             greatest=self._greatest_height,
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
-            seconds_left=self._attempts.seconds_left(reveal.round_id),
-            is_circuit_refused=self._circuits.is_outdated(reveal.prepared.circuit, reveal.share_id),
+            seconds_left=self.attempts.seconds_left(reveal.round_id),
+            is_circuit_refused=self.circuits.is_outdated(reveal.prepared.circuit, reveal.share_id),
         )
         return send_policy.decide(reveal, process, self._node_facts(reveal, state, ended_at))
 
     def _node_facts(self, reveal: SentReveal, state: SendState, ended_at: float | None = None) -> list[NodeFacts]:
-        pool = self._node_pool
+        pool = self.node_pool
         usable = pool.usable_nodes
         newer = {node.name for node in usable} if ended_at is None else pool.nodes_with_head_since(ended_at)
-        now, tried = self._clock.monotonic(), {state.last_node, *state.unanswered}
+        now, tried = self.clock.monotonic(), {state.last_node, *state.unanswered}
         has_other = any(node.name not in tried and not node.penalty.is_held(now) for node in usable)
         is_turn_over = has_other and state.sends_in_a_row >= send_policy.MAX_SENDS_IN_A_ROW
         enough = 1 if is_turn_over and len(usable) <= pool.needed else pool.needed
         sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
-        circuit_refusers = self._circuits.refusers.get(reveal.prepared.circuit, ())
+        circuit_refusers = self.circuits.refusers.get(reveal.prepared.circuit, ())
         return [
             NodeFacts(
                 node.name,
@@ -298,7 +288,7 @@ class Sender:
 
     async def _is_ready(self, node: Node, round_id: bytes) -> bool:
         """Ask a node that asked for a delay whether it is ready. One that does not respond is: it gets the reveal."""
-        now, seconds_left = self._clock.monotonic(), self._attempts.seconds_left(round_id)
+        now, seconds_left = self.clock.monotonic(), self.attempts.seconds_left(round_id)
         was_held = node.penalty.is_held(now, seconds_left)
         node.penalty = send_policy.begin_probe(node.penalty, now, seconds_left)
         try:
@@ -332,17 +322,17 @@ class Sender:
         the circuit is kept once for its sake.
         """
         circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
-        refusers = self._circuits.refusers.get(circuit, set())
-        usable = {node.name for node in self._node_pool.usable_nodes}
+        refusers = self.circuits.refusers.get(circuit, set())
+        usable = {node.name for node in self.node_pool.usable_nodes}
         before, state.spared_for = state.spared_for, (state.other_roots & usable) - refusers
         if not state.spared_for <= before:
             return False
-        return self._is_refused(reveal) or (bool(refusers) and self._circuits.is_unproven(circuit))
+        return self._is_refused(reveal) or (bool(refusers) and self.circuits.is_unproven(circuit))
 
     def _refuse_circuit(self, reveal: SentReveal) -> None:
-        circuit, head = reveal.prepared.circuit, self._node_pool.head
-        self._circuits.record_refused(circuit, 0 if head is None else head.height)
-        self._circuits.use_other(reveal.share_id, circuit)
+        circuit, head = reveal.prepared.circuit, self.node_pool.head
+        self.circuits.record_refused(circuit, 0 if head is None else head.height)
+        self.circuits.use_other(reveal.share_id, circuit)
 
     # ---------------------------------------------------------------- one send
 
@@ -353,11 +343,11 @@ class Sender:
         """
         state = self._states.get(reveal.share_id)
         if reveal.sends == 1:
-            self._stats.count("broadcast")
+            self.stats.count("broadcast")
             if reveal.is_first_attempt:
-                self._stats.lateness_broadcast.add_sample(self._clock.now() - reveal.due_ms / 1000)
-        state.start_send(reveal.prepared.tx_hash, node.name, self._clock.monotonic())
-        call = SendCall(node, message, self._clock)
+                self.stats.lateness_broadcast.add_sample(self.clock.now() - reveal.due_ms / 1000)
+        state.start_send(reveal.prepared.tx_hash, node.name, self.clock.monotonic())
+        call = SendCall(node, message, self.clock)
         outcome = await call.wait()
         if outcome is None:
             # The message has left completely, so a block produced since then permits another send.
@@ -368,13 +358,13 @@ class Sender:
             late.add_done_callback(self._late_tasks.discard)
             outcome = BroadcastOutcome(Verdict.AMBIGUOUS, log="no response yet, the call continues")
         else:
-            self._stats.count(f"answer_{outcome.verdict.name.lower()}")
+            self.stats.count(f"answer_{outcome.verdict.name.lower()}")
             if outcome.may_be_sent:
-                state.ended_at = self._clock.monotonic()
+                state.ended_at = self.clock.monotonic()
         if self._is_current(reveal.share_id):
             await self._apply_outcome(reveal, outcome, node)
             if not outcome.may_be_sent:
-                self._node_pool.start_backoff(node, outcome.log)
+                self.node_pool.start_backoff(node, outcome.log)
             if node.name in state.unanswered:
                 self._notify()
         return outcome.may_be_sent
@@ -388,16 +378,16 @@ class Sender:
                 outcome = await call.finish()
             finally:
                 state.unanswered.remove(call.node.name)
-            self._stats.count(f"answer_{outcome.verdict.name.lower()}")
+            self.stats.count(f"answer_{outcome.verdict.name.lower()}")
 
             async def apply(latest: SentReveal) -> Wait | None:
                 if (latest.sends, latest.prepared.tx_hash) == (reveal.sends, reveal.prepared.tx_hash):
                     await self._apply_outcome(latest, outcome, call.node)
                 return None
 
-            if self._lease.is_held and self._lease.fence == fence:
+            if self.lease.is_held and self.lease.fence == fence:
                 if outcome.verdict is Verdict.ACCEPTED:
-                    self._circuits.record_accepted(reveal.prepared.circuit, call.node.name)
+                    self.circuits.record_accepted(reveal.prepared.circuit, call.node.name)
                 await self._run_exclusively(reveal.share_id, apply)
         except Exception as error:
             log_error(log, "late_response_failed", error)
@@ -408,16 +398,16 @@ class Sender:
         If the lease was lost and acquired again in the meantime, another host may have sent the share or proven it
         again.
         """
-        return self._states.get(share_id).fence == self._lease.fence
+        return self._states.get(share_id).fence == self.lease.fence
 
     def _may_send(self, share_id: int) -> bool:
-        return self._lease.is_held and self._is_current(share_id)
+        return self.lease.is_held and self._is_current(share_id)
 
     # ---------------------------------------------------------------- outcomes
 
     async def _apply_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         was_held = node.penalty.hold_seconds > 0
-        node.penalty = send_policy.next_penalty(node.penalty, outcome, self._clock.monotonic())
+        node.penalty = send_policy.next_penalty(node.penalty, outcome, self.clock.monotonic())
         if outcome.verdict in MESSAGE_REFUSALS and not self._serves_root(node, reveal):
             # The root, or its height, is the word of another node: this refusal says nothing about the share.
             if outcome.verdict is Verdict.BAD_PROOF:
@@ -444,13 +434,13 @@ class Sender:
             outcome=verdict.name,
             is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
         )
-        await self._store.run(messages.record_outcome, reveal.share_id, outcome=verdict.name, decide_height=height)
+        await self.store.run(messages.record_outcome, reveal.share_id, outcome=verdict.name, decide_height=height)
 
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
-            self._circuits.record_accepted(reveal.prepared.circuit, node.name)
+            self.circuits.record_accepted(reveal.prepared.circuit, node.name)
         elif outcome.verdict not in MESSAGE_REFUSALS:
-            if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
+            if self._logged_verdicts.remember((node.name, outcome.verdict), self.clock.monotonic()):
                 name = outcome.verdict.name
                 log.info("reveal_not_accepted", endpoint=node.name, outcome=name, reason=outcome.log)
         elif outcome.verdict is Verdict.BAD_PROOF and not await self._is_proof_valid(reveal):
@@ -467,19 +457,19 @@ class Sender:
         circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
         refusals = {name for name, verdict in state.verdicts.items() if verdict in MESSAGE_REFUSALS}
         if outcome.verdict is Verdict.BAD_PROOF:
-            self._circuits.refusers.setdefault(circuit, set()).add(node.name)
+            self.circuits.refusers.setdefault(circuit, set()).add(node.name)
         # These nodes have accepted no proof of the circuit since, so their refusals of its other proofs count too.
-        refusers = refusals | self._circuits.refusers.get(circuit, set())
-        is_refused = all(other.name in refusers for other in self._node_pool.usable_nodes)
+        refusers = refusals | self.circuits.refusers.get(circuit, set())
+        is_refused = all(other.name in refusers for other in self.node_pool.usable_nodes)
         if is_refused and self._is_refused(reveal):
             # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
             self._refuse_circuit(reveal)
-            self._circuits.refusers.pop(circuit, None)  # a later proof of it goes to every node again
+            self.circuits.refusers.pop(circuit, None)  # a later proof of it goes to every node again
             await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
-        elif not is_refused or len(refusals) < self._node_pool.needed:
+        elif not is_refused or len(refusals) < self.node_pool.needed:
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
         elif len(refusals) > 1:
-            await self._attempts.fail_share(reveal.share_id, "broadcast", outcome.log)
+            await self.attempts.fail_share(reveal.share_id, "broadcast", outcome.log)
         else:
             await self._spend_attempt(reveal, outcome)
 
@@ -495,11 +485,11 @@ class Sender:
         counted, and to prove the share again does no harm.
         """
         counted: tuple[Node | None, TxResult | None] = (None, None)
-        for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
+        for node in self.node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
                 result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
-                self._node_pool.record_error(node, error)
+                self.node_pool.record_error(node, error)
                 continue
             if result is not None and not shows_spent(result):
                 return node, result
@@ -509,16 +499,16 @@ class Sender:
     def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
         """Whether a node checks the proof with the root that it was made for, as far as that is known."""
         message = RevealMessage.from_tx(reveal.prepared.message)
-        root = self._verifier.root_of(message.proof)
-        return root is None or self._trees.serves_root(reveal.round_id, node.name, message.anchor_height, root)
+        root = self.verifier.root_of(message.proof)
+        return root is None or self.trees.serves_root(reveal.round_id, node.name, message.anchor_height, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
-        await self._attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
+        await self.attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
         self._notify()
 
     async def _requeue(self, share_id: int, note: str) -> None:
-        await self._store.run(shares.requeue, share_id, stage="broadcast", note=note)
-        self._stats.count("retry_broadcast")
+        await self.store.run(shares.requeue, share_id, stage="broadcast", note=note)
+        self.stats.count("retry_broadcast")
         self._notify()
 
     def _notify(self) -> None:
@@ -528,13 +518,13 @@ class Sender:
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
         """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
         message = RevealMessage.from_tx(reveal.prepared.message)
-        root = self._verifier.root_of(message.proof)
+        root = self.verifier.root_of(message.proof)
         if root is None:
             return True  # it was made before the start, or by another host
         circuit = reveal.prepared.circuit
         try:
             statement = get_generation(circuit).create_statement(message, root)
-            return await self._verifier.verify(circuit, message.proof, statement)
+            return await self.verifier.verify(circuit, message.proof, statement)
         except (ProverError, CircuitError):
             return True
 

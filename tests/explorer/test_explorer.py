@@ -143,9 +143,9 @@ def is_old_after_one_block(first: int, last: int, outcome: str | None, height: i
 
 
 async def report_before_failing(self: Any, stored: Any) -> Any:
-    await self._store.run(rounds.mark_closed, stored.round_id, 1.0)
-    await self._store.run(rounds.mark_alerted, stored.round_id, 1.0)
-    await self._store.run_batches(rounds.fail_unconfirmed, stored.round_id, note="")
+    await self.store.run(rounds.mark_closed, stored.round_id, 1.0)
+    await self.store.run(rounds.mark_alerted, stored.round_id, 1.0)
+    await self.store.run_batches(rounds.fail_unconfirmed, stored.round_id, note="")
     return stored
 
 

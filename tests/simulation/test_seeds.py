@@ -117,7 +117,7 @@ def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.Monkey
         self: Sender, reveal: SentReveal, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
-            await self._store.run(blocks.add_spent, [(reveal.round_id, reveal.nullifier)])
+            await self.store.run(blocks.add_spent, [(reveal.round_id, reveal.nullifier)])
         await handle_outcome(self, reveal, outcome, endpoint)
 
     monkeypatch.setattr(Sender, "_handle_outcome", confirm_accepted_reply)

@@ -42,7 +42,7 @@ async def run_send_loop(
     pipeline: Pipeline, lease: FakeLease, paused: list[str] | None = None
 ) -> AsyncIterator[asyncio.Event]:
     """Run a send loop next to a dispatcher that only proves."""
-    pipeline.dispatcher._sender = None
+    pipeline.dispatcher.sender = None
     pipeline.sender = pipeline.make_sender(lease=lease)
     prepared = asyncio.Event()
     task = asyncio.create_task(

@@ -319,13 +319,13 @@ async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(
 ) -> None:
     first = ServiceHarness(tmp_path, monkeypatch)
     async with first.service.open_queue():
-        assert first.service.prover_pool._circuits[0] == "k10"
+        assert first.service.prover_pool.circuits[0] == "k10"
         await first.poll()
         first.service.circuit_choice.select_initial("svote-1", "", None)
         await first.service.circuit_choice.record_counted("k11", 1)
     restarted = ServiceHarness(tmp_path, monkeypatch)
     async with restarted.service.open_queue():
-        assert restarted.service.prover_pool._circuits == ("k11", "k10")
+        assert restarted.service.prover_pool.circuits == ("k11", "k10")
 
 
 async def test_error_while_reconciling_reveals_does_not_stop_service(

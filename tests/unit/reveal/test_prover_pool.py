@@ -206,7 +206,7 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
         with pytest.raises(ProverTimeout):
             await make_proof(pool, prover_worker.PROPOSAL_HANGS)
         await wait_until_exited(pid)
-        pool._timeout = 60.0
+        pool.timeout = 60.0
         assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
 
 
@@ -322,7 +322,7 @@ async def test_worker_is_ready_with_one_circuit_and_creates_other_keys_when_idle
     worker = SlowSelfTestWorker()
     monkeypatch.setattr(pool_module, "LOAD_IDLE_SECONDS", 0.01)
     pool = create_pool(spawn=worker.spawn_instead)
-    pool.set_circuits(("k11", "k10"))
+    pool.circuits = ("k11", "k10")
     async with asyncio.timeout(60), run_until_cancelled(pool):
         assert await worker.requests.get() == ("start", ["k11"])
         await pool.wait_ready()
