@@ -44,7 +44,6 @@ class Health:
             not depend on the wall clock, which may be set.
         failed_at: monotonic start of the probe that failed after one that succeeded.
         has_failed_once: whether the node responded with an error to the last probe, after one that succeeded.
-        revision: number of recorded probes.
     """
 
     head: BlockHead | None = None
@@ -62,7 +61,6 @@ class Health:
     backoff_reason: str = ""
     failures: int = 0
     logged_reason: str | None = "not probed yet"
-    revision: int = 0
 
     def has_recent_sync_status(self, monotonic: float) -> bool:
         """Whether the node recently reported that it is not syncing.
@@ -86,7 +84,6 @@ class Health:
         if is_syncing is not None:
             self.is_syncing, self.sync_checked_at = is_syncing, started_at
         self.error, self.has_failed_once = None, False
-        self.revision += 1
 
     def record_failed_probe(self, reason: str, *, has_responded: bool, started_at: float) -> None:
         """Record a failed probe. After an error of a node in sync, which may commit a block, the next decides."""
@@ -94,7 +91,6 @@ class Health:
         if not self.has_failed_once:
             self.failed_at = started_at if self.error is None else self.failed_at
             self.error = reason
-        self.revision += 1
 
     def is_head_newer_than(self, monotonic: float, offset: float) -> bool:
         """Whether the newest block was provably produced after `monotonic`, if the node reports correctly.

@@ -10,9 +10,8 @@ of invalid response is logged once, with the node and the reason.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import httpx
 import structlog
@@ -102,22 +101,6 @@ def create_node_pool(config: Config, clock: Clock, nodes: Sequence[Node] | None 
     )
 
 
-class _InSync(NamedTuple):
-    """The nodes in sync at every time between two, until the next probe.
-
-    Attributes:
-        key: the chain's id, and the revision of each node's health.
-        heads: their newest blocks.
-        newest: the newest block that they agree on.
-    """
-
-    key: tuple[str | None, list[int]]
-    after: float
-    before: float
-    heads: dict[Node, BlockHead]
-    newest: BlockHead | None
-
-
 class NodePool:
     """The configured nodes of one chain.
 
@@ -152,7 +135,6 @@ class NodePool:
         self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
         self._logged_dispute = LoggedProblem()
         self.needed = needed_nodes(len(self.nodes), agree)
-        self._in_sync = _InSync((None, []), 0.0, 0.0, {}, None)
         self.last_head: BlockHead | None = None
         self.same_nodes: list[tuple[str, str]] = []
 
@@ -199,39 +181,11 @@ class NodePool:
     @property
     def in_sync_nodes(self) -> list[Node]:
         """The nodes that report recent blocks of this chain, including nodes in backoff."""
-        return list(self._find_in_sync().heads)
+        return [node for node in self.nodes if self._sync_fault(node.health) is None]
 
     def _is_ours(self, head: BlockHead | None) -> bool:
         """Whether there is a head and it is not known to be of another chain."""
         return head is not None and self.chain_id in {None, head.chain_id}
-
-    def _find_in_sync(self) -> _InSync:
-        """The nodes in sync. They change only with a probe, or when a block's age reaches a limit."""
-        now, found = self.clock.now(), self._in_sync
-        key = (self.chain_id, [node.health.revision for node in self.nodes])
-        if found.after < now < found.before and found.key == key:
-            return found
-        times, heads = list[float](), dict[Node, BlockHead]()
-        for node in self.nodes:
-            head = node.health.head
-            if head is not None and node.health.fault(self.chain_id) is None:
-                first, last = head.time - self.max_clock_skew, head.time + self.stale_after
-                times += first, last
-                if first <= now <= last:
-                    heads[node] = head
-        after = max((time for time in times if time <= now), default=-math.inf)
-        before = min((time for time in times if time >= now), default=math.inf)
-        self._in_sync = _InSync(key, after, before, heads, self._find_newest(heads))
-        return self._in_sync
-
-    def _find_newest(self, heads: Mapping[Node, BlockHead]) -> BlockHead | None:
-        if not heads:
-            return None
-        needed = min(self.needed, len(heads))
-        chain_id = self.chain_id or next(iter(heads.values())).chain_id
-        height = agreed_height({node.name: head.height for node, head in heads.items()}, needed)
-        time = agreed_height({node.name: head.time for node, head in heads.items()}, needed)
-        return None if height is None or time is None else BlockHead(chain_id, height, time)
 
     @property
     def is_out_of_sync(self) -> bool:
@@ -257,7 +211,7 @@ class NodePool:
     @property
     def in_sync_heads(self) -> dict[str, BlockHead]:
         """The newest blocks of the nodes in sync, by node."""
-        return {node.name: head for node, head in self._find_in_sync().heads.items()}
+        return {node.name: node.health.head for node in self.in_sync_nodes if node.health.head is not None}
 
     @property
     def head(self) -> BlockHead | None:
@@ -267,8 +221,14 @@ class NodePool:
         are in sync, one is enough: to read, prove or send again is harmless. Nodes rarely report equal heads, so the
         time may be that of a later block; what needs both of one block uses `agreed_height_at`.
         """
-        found, monotonic = self._find_in_sync(), self.clock.monotonic()
-        return found.newest if any(monotonic >= node.health.backoff_until for node in found.heads) else None
+        monotonic, heads = self.clock.monotonic(), self.in_sync_heads
+        if not any(monotonic >= node.health.backoff_until for node in self.nodes if node.name in heads):
+            return None
+        needed = min(self.needed, len(heads))
+        chain_id = self.chain_id or next(iter(heads.values())).chain_id
+        height = agreed_height({name: head.height for name, head in heads.items()}, needed)
+        time = agreed_height({name: head.time for name, head in heads.items()}, needed)
+        return None if height is None or time is None else BlockHead(chain_id, height, time)
 
     @property
     def reported_heights(self) -> list[int]:
@@ -279,7 +239,7 @@ class NodePool:
     @property
     def greatest_height(self) -> int:
         """The greatest height that any node in sync reports, 0 without one. Only for acts that are harmless."""
-        return max((head.height for head in self._find_in_sync().heads.values()), default=0)
+        return max((node.height for node in self.in_sync_nodes), default=0)
 
     def nodes_with_head_since(self, monotonic: float) -> set[str]:
         """Names of the usable nodes that report a block produced after `monotonic`; see `Health.is_head_newer_than`.
@@ -563,10 +523,13 @@ class NodePool:
     def unusable_reason(self, health: Health) -> str | None:
         """Why a service is not usable now, None if it is."""
         backoff = health.backoff_reason if self.clock.monotonic() < health.backoff_until else None
-        return health.fault(self.chain_id) or self._age_fault(health.head) or backoff
+        return self._sync_fault(health) or backoff
 
-    def _age_fault(self, head: BlockHead | None) -> str | None:
-        age = 0.0 if head is None else self.clock.now() - head.time
+    def _sync_fault(self, health: Health) -> str | None:
+        fault = health.fault(self.chain_id)
+        if fault is not None or health.head is None:
+            return fault
+        age = self.clock.now() - health.head.time
         if age > self.stale_after:
             return f"newest block is {age:.0f} s old"
         return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.max_clock_skew else None
