@@ -76,87 +76,6 @@ class _Deferral:
     reason: str = ""
 
 
-class SentRevealCheck:
-    """Finds counted reveals by nullifier after blocks were missed.
-
-    Normally only blocks confirm a share. If every node has pruned some blocks, nodes are queried for the nullifiers of
-    sent reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
-    """
-
-    def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
-        self._store = store
-        self._node_pool = node_pool
-        self._rounds = rounds
-        self._checked_height = 0
-
-    async def confirm(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool = False) -> list[int]:
-        """Confirm the selected sent reveals that enough nodes report as counted. Returns the ids of confirmed rows.
-
-        Raises:
-            ChainUnavailable: with `must_respond`, if too few nodes responded.
-        """
-        confirmed: list[int] = []
-        after = 0
-        while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
-            after = page[-1].share_id
-            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
-            counted = await self.find_counted(selected, must_respond=must_respond)
-            if counted:
-                confirmed += await self._store.run(blocks.add_spent, counted)
-        return confirmed
-
-    async def check_spent(self, height: int) -> list[int]:
-        """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
-
-        Also those of rounds that have ended: only one of two honest nodes may still have the block. Does nothing
-        within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
-        """
-        if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
-            return []
-        self._checked_height = height
-        now = self._rounds.chain_now()
-
-        def is_late(reveal: SentReveal) -> bool:
-            known, waited = self._rounds.get(reveal.round_id), height - (reveal.first_sent_height or height)
-            has_ended = known is not None and now is not None and known.vote_end_time <= now
-            return waited >= CHECK_INTERVAL_BLOCKS and (has_ended or reveal.last_outcome == Verdict.SPENT.name)
-
-        return await self.confirm(is_late)
-
-    async def find_counted(
-        self, reveals: Sequence[SentReveal], *, must_respond: bool = False
-    ) -> list[CountedNullifier]:
-        """Return the nullifiers of those sent reveals that enough nodes report as counted."""
-
-        async def is_counted(reveal: SentReveal) -> bool:
-            try:
-                return await self._is_counted(reveal)
-            except ChainError:
-                if must_respond:
-                    raise
-                return False
-
-        results = await gather_limited(reveals, is_counted, CONCURRENT_BLOCKS)
-        return [(r.round_id, r.nullifier) for r, counted in zip(reveals, results, strict=True) if counted]
-
-    async def _is_counted(self, reveal: SentReveal) -> bool:
-        """Whether as many nodes as for a block report a reveal as counted."""
-        pool, answers = self._node_pool, dict[Node, bool]()
-        for node, services in pool.usable_services.items():
-            for is_rpc in services:
-                try:
-                    answers[node] = await _is_spent(node, reveal, is_rpc=is_rpc)
-                except ChainError as error:
-                    pool.record_error(node, error, rpc=is_rpc)
-                else:
-                    break
-            if sum(answers.values()) >= pool.needed:
-                return True
-        if len(answers) < pool.needed:
-            raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
-        return False
-
-
 async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
     """Ask a node's RPC for the chain's state, or its REST API for the result of the transaction."""
     if is_rpc:
@@ -166,6 +85,7 @@ async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
     return result is not None and shows_spent(result)
 
 
+@dataclass(eq=False, repr=False)
 class BlockFollower:
     """Applies agreed blocks to the store.
 
@@ -178,25 +98,16 @@ class BlockFollower:
         counted_height: the greatest height read in which a reveal was counted, 0 before the first since the start.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        node_pool: NodePool,
-        rounds: RoundRegistry,
-        *,
-        is_leader: Callable[[], bool] = lambda: True,
-        on_block: Callable[[int], None] = lambda _height: None,
-        on_confirmed: Callable[[list[int]], None] = lambda _ids: None,
-    ) -> None:
-        self._store = store
-        self._node_pool = node_pool
-        self._rounds = rounds
-        self._reader = BlockReader(node_pool, lambda nullifiers: store.run(blocks.list_unspent, nullifiers))
-        self._sent_reveal_check = SentRevealCheck(store, node_pool, rounds)
-        self._clock = node_pool.clock
-        self._is_leader = is_leader
-        self._on_block = on_block
-        self._on_confirmed = on_confirmed
+    store: Store
+    node_pool: NodePool
+    rounds: RoundRegistry
+    is_leader: Callable[[], bool] = lambda: True
+    on_block: Callable[[int], None] = lambda _height: None
+    on_confirmed: Callable[[list[int]], None] = lambda _ids: None
+
+    def __post_init__(self) -> None:
+        self._reader = BlockReader(self.node_pool, lambda nullifiers: self.store.run(blocks.list_unspent, nullifiers))
+        self._clock = self.node_pool.clock
         self._ledger: Ledger | None = None
         self._deferred: dict[int, _Deferral] = {}
         self._dispute, self._stall = LoggedProblem(), LoggedProblem()
@@ -207,8 +118,9 @@ class BlockFollower:
         self._reported_height: int | None = None
         self._in_sync_count = 0
         self._low_heads: set[int] = set()  # consecutive heads far below the ledger
+        self._checked_height = 0  # of the last check of sent reveals
         self.counted_height = 0
-        node_pool.subscribe_to_probes(self._on_probe)
+        self.node_pool.subscribe_to_probes(self._on_probe)
 
     async def find_counted(self, reveals: Sequence[SentReveal]) -> list[SpentNullifier]:
         """Return the nullifiers of those messages of another machine that nodes report as counted.
@@ -216,7 +128,7 @@ class BlockFollower:
         Only due messages are queried, whatever the other machine has done: a request contains the nullifier.
         """
         now_ms = self._clock.now() * 1000
-        return await self._sent_reveal_check.find_counted([reveal for reveal in reveals if reveal.due_ms <= now_ms])
+        return await self._find_counted([reveal for reveal in reveals if reveal.due_ms <= now_ms])
 
     # ------------------------------------------------------------------ state
 
@@ -233,7 +145,7 @@ class BlockFollower:
     @property
     def is_caught_up(self) -> bool:
         """Whether the newest agreed block was read."""
-        head = self._node_pool.head
+        head = self.node_pool.head
         return head is not None and self.height is not None and self.height >= head.height
 
     @property
@@ -267,7 +179,7 @@ class BlockFollower:
         self._new_gap.set()
 
     def _on_probe(self, head: BlockHead | None) -> None:
-        count = len(self._node_pool.in_sync_nodes)
+        count = len(self.node_pool.in_sync_nodes)
         if count > self._in_sync_count:  # a node that has returned may have what the others lack
             self._retry(self._deferred)
         self._in_sync_count = count
@@ -317,7 +229,7 @@ class BlockFollower:
 
     async def read_new(self) -> bool:
         """Read the newest blocks above the greatest height read. Returns whether a block was read."""
-        head = self._node_pool.head
+        head = self.node_pool.head
         if head is None:
             return False
         if self._first_head_height is None:
@@ -337,35 +249,35 @@ class BlockFollower:
     async def read_gaps(self) -> bool:
         """Read the newest unread blocks below the greatest height read. Returns whether a block was read."""
         ledger = await self._load_ledger()
-        if ledger is None or not self._is_leader() or not self._has_agreed_head:
+        if ledger is None or not self.is_leader() or not self._has_agreed_head:
             return False
         return await self._read(ledger, 0 if len(self._deferred) < MAX_DEFERRED else min(self._deferred), ledger.top)
 
     @property
     def _has_agreed_head(self) -> bool:
         """Whether enough nodes are in sync to agree on anything."""
-        return len(self._node_pool.in_sync_nodes) >= self._node_pool.needed and self._node_pool.has_usable_node
+        return len(self.node_pool.in_sync_nodes) >= self.node_pool.needed and self.node_pool.has_usable_node
 
     async def _load_ledger(self) -> Ledger | None:
         """Load the ledger. Another host or an operator may have changed it."""
-        before, self._ledger = self._ledger, await self._store.get_ledger()
+        before, self._ledger = self._ledger, await self.store.get_ledger()
         if self._ledger is not None and self._ledger != before:
             for height in [height for height in self._deferred if is_read(self._ledger, height, height)]:
                 del self._deferred[height]
             if before is not None and self._ledger.top < before.top:  # this host or another one has moved it back
-                self._rounds.note_reset(self._ledger.top)
+                self.rounds.note_reset(self._ledger.top)
         self._note_change()
         return self._ledger
 
     async def _begin(self, head: BlockHead) -> bool:
         """Start the ledger of a new database at the oldest open round."""
-        if not self._rounds.is_synced:
+        if not self.rounds.is_synced:
             return False
-        await self._store.run(blocks.begin_ledger, min(self._oldest_round_height(head.height + 1), head.height + 1))
+        await self.store.run(blocks.begin_ledger, min(self._oldest_round_height(head.height + 1), head.height + 1))
         return True
 
     def _oldest_round_height(self, default: int) -> int:
-        return min((known.created_at_height for known in self._rounds.open_rounds()), default=default)
+        return min((known.created_at_height for known in self.rounds.open_rounds()), default=default)
 
     async def _move_back_after_reset(self, ledger: Ledger, head: BlockHead) -> bool:
         """Forget blocks far above the agreed height if it stays low. Returns whether the ledger has changed.
@@ -379,9 +291,9 @@ class BlockFollower:
             reason = f"the newest block of the nodes is {head.height}"
             log.error("cursor_above_chain", height=ledger.top, reason=reason)
         self._low_heads.add(head.height)
-        if len(self._low_heads) < RESET_HEADS or not self._rounds.is_synced:
+        if len(self._low_heads) < RESET_HEADS or not self.rounds.is_synced:
             return False
-        await self._store.run(blocks.move_back, head.height, first=self._oldest_round_height(head.height + 1))
+        await self.store.run(blocks.move_back, head.height, first=self._oldest_round_height(head.height + 1))
         log.warning("cursor_moved_back", height=head.height, reason=f"was {ledger.top}")
         self._low_heads.clear()
         return True
@@ -410,13 +322,13 @@ class BlockFollower:
                 self.counted_height = max(self.counted_height, height if reading.reveals else 0)
         if agreed:
             # In an order that says nothing about where a nullifier was found.
-            self._report_confirmed(await self._store.run(blocks.apply_blocks, agreed, sorted(spent)))
+            self._report_confirmed(await self.store.run(blocks.apply_blocks, agreed, sorted(spent)))
         if pruned:
             await self._give_up(pruned)
         if agreed or pruned:
             await self._note_read(ledger, [height for height in heights if readings[height].reveals is not None])
         if agreed and is_new:
-            self._report_confirmed(await self._sent_reveal_check.check_spent(agreed[-1][1]))
+            self._report_confirmed(await self._check_spent(agreed[-1][1]))
         self._report_problems(readings)
         return bool(agreed or pruned)
 
@@ -447,7 +359,7 @@ class BlockFollower:
 
     async def _give_up(self, height: int) -> None:
         """Record the unread blocks up to `height` as read, as nodes prune their oldest blocks first."""
-        ledger = await self._store.get_ledger()
+        ledger = await self.store.get_ledger()
         unread = () if ledger is None else find_unread(ledger, 0, height)
         if not unread:
             return
@@ -460,15 +372,87 @@ class BlockFollower:
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
         # Before anything is sent again: a new proof is another transaction.
-        confirmed = await self._sent_reveal_check.confirm(
+        confirmed = await self._confirm(
             lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
         )
         self._report_confirmed(confirmed)
-        await self._store.run(blocks.give_up_blocks, height)
+        await self.store.run(blocks.give_up_blocks, height)
+
+    # ------------------------------------------------------------------ sent reveals
+
+    async def _confirm(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool = False) -> list[int]:
+        """Confirm the selected sent reveals that enough nodes report as counted. Returns the ids of confirmed rows.
+
+        Normally only blocks confirm a share. After blocks were missed, nodes are queried for the nullifiers of sent
+        reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
+
+        Raises:
+            ChainUnavailable: with `must_respond`, if too few nodes responded.
+        """
+        confirmed: list[int] = []
+        after = 0
+        while page := await self.store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
+            after = page[-1].share_id
+            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
+            counted = await self._find_counted(selected, must_respond=must_respond)
+            if counted:
+                confirmed += await self.store.run(blocks.add_spent, counted)
+        return confirmed
+
+    async def _check_spent(self, height: int) -> list[int]:
+        """Check reveals that a node reports as spent although no block has confirmed them for ten blocks.
+
+        Also those of rounds that have ended: only one of two honest nodes may still have the block. Does nothing
+        within `CHECK_INTERVAL_BLOCKS` of the last check. Returns the ids of confirmed rows.
+        """
+        if height - self._checked_height < CHECK_INTERVAL_BLOCKS:
+            return []
+        self._checked_height = height
+        now = self.rounds.chain_now()
+
+        def is_late(reveal: SentReveal) -> bool:
+            known, waited = self.rounds.get(reveal.round_id), height - (reveal.first_sent_height or height)
+            has_ended = known is not None and now is not None and known.vote_end_time <= now
+            return waited >= CHECK_INTERVAL_BLOCKS and (has_ended or reveal.last_outcome == Verdict.SPENT.name)
+
+        return await self._confirm(is_late)
+
+    async def _find_counted(
+        self, reveals: Sequence[SentReveal], *, must_respond: bool = False
+    ) -> list[CountedNullifier]:
+        """Return the nullifiers of those sent reveals that enough nodes report as counted."""
+
+        async def is_counted(reveal: SentReveal) -> bool:
+            try:
+                return await self._is_counted(reveal)
+            except ChainError:
+                if must_respond:
+                    raise
+                return False
+
+        results = await gather_limited(reveals, is_counted, CONCURRENT_BLOCKS)
+        return [(r.round_id, r.nullifier) for r, counted in zip(reveals, results, strict=True) if counted]
+
+    async def _is_counted(self, reveal: SentReveal) -> bool:
+        """Whether as many nodes as for a block report a reveal as counted."""
+        pool, answers = self.node_pool, dict[Node, bool]()
+        for node, services in pool.usable_services.items():
+            for is_rpc in services:
+                try:
+                    answers[node] = await _is_spent(node, reveal, is_rpc=is_rpc)
+                except ChainError as error:
+                    pool.record_error(node, error, rpc=is_rpc)
+                else:
+                    break
+            if sum(answers.values()) >= pool.needed:
+                return True
+        if len(answers) < pool.needed:
+            raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
+        return False
 
     def _report_confirmed(self, confirmed: Sequence[int]) -> None:
         if confirmed:
-            self._on_confirmed(list(confirmed))
+            self.on_confirmed(list(confirmed))
 
     def _report_problems(self, readings: Mapping[int, BlockReading]) -> None:
         """Log that blocks are disputed or missing, once, and that none is any more."""
@@ -492,8 +476,8 @@ class BlockFollower:
         """Update the rounds and readiness after the ledger or the head may have changed."""
         ledger = self._ledger
         if ledger is not None and self._has_agreed_head:
-            self._rounds.record_blocks(self._node_pool.in_sync_heads, ledger)
+            self.rounds.record_blocks(self.node_pool.in_sync_heads, ledger)
         is_ready, self._was_ready = self._was_ready, self.is_ready
         if ledger is not None and (ledger.top != self._reported_height or self._was_ready != is_ready):
             self._reported_height = ledger.top
-            self._on_block(ledger.top)
+            self.on_block(ledger.top)

@@ -779,7 +779,7 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     assert not env.is_confirmed
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.add_to_others(500, 1)
-    await env.follower._sent_reveal_check.confirm(lambda _: True, must_respond=True)
+    await env.follower._confirm(lambda _: True, must_respond=True)
     assert env.is_confirmed
 
 
@@ -793,7 +793,7 @@ async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirme
     env.clock.advance(VOTE_END - seconds_to_end - env.clock.now())
     await env.follow()
     env.store.add_sent(replace(sent_reveal(1), first_sent_height=990, last_outcome=outcome))
-    check = env.follower._sent_reveal_check.check_spent
+    check = env.follower._check_spent
     assert await check(1000) == []
     for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [1])):
         node.spent_nullifiers.add(reveal(1).nullifier)
