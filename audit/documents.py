@@ -10,8 +10,9 @@ from typing import TypeVar
 import orjson
 
 from audit.transactions import PartialEntry
-from helper.chain.chain_data import LeafBlock, parse_leaves
+from helper.chain.chain_data import LeafBlock
 from helper.chain.json_fields import Fields
+from helper.chain.rest_client import parse_leaves
 from helper.errors import InvalidResponse
 
 FINALIZED = 3

@@ -1,31 +1,16 @@
-"""Typed values of chain data, and parsers of a node's JSON.
-
-Ids, roots and leaves are raw bytes; times are Unix seconds. Each parser takes the decoded JSON of one response and
-raises `ChainResponseError` with the name of the first invalid field.
-"""
+"""Typed values of chain data. Ids, roots and leaves are raw bytes; times are Unix seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from functools import partial
-from typing import TypeVar
 
-from helper.chain.json_fields import Fields
-from helper.errors import ChainResponseError, InvalidResponse
-
-T = TypeVar("T")
+from helper.errors import InvalidResponse
 
 MAX_LEAVES = 2**24
-MAX_ROUNDS = 8192
-"""Maximum number of rounds in a list. Reading so many takes less than 0.1 s of the event loop."""
-MAX_PROPOSALS = 256
-"""Maximum number of a round's proposals, and of options of one. The chain allows 50 and 8."""
 MAX_INT = 2**62
 """Maximum of heights and times. Sums of them fit into the store's 64 bits."""
-MAX_TEXT_LENGTH = 400
-"""Maximum length of a title or label in characters. Longer ones are truncated."""
 
 
 class RoundStatus(IntEnum):
@@ -36,8 +21,6 @@ class RoundStatus(IntEnum):
     FINALIZED = 3
     PENDING = 4
 
-
-_STATUSES = frozenset(status.value for status in RoundStatus)
 
 ENDED_STATUSES = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
 """The statuses of a round that accepts no more votes."""
@@ -184,125 +167,6 @@ class RoundList:
     unknown_status: dict[bytes, str] = field(default_factory=dict)
 
 
-def parse_round(response: object) -> Round:
-    """Parse `GET round/{id}`."""
-    return _parse_round_fields(Fields(response, "response").child("round"))
-
-
-def parse_rounds(response: object) -> RoundList:
-    """Parse `GET rounds`.
-
-    A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others. A
-    round without an id makes the entire response invalid.
-    """
-    valid: dict[bytes, Round] = {}
-    invalid: dict[bytes, str] = {}
-    unknown_status: dict[bytes, str] = {}
-    listed = Fields(response, "response").children("rounds")
-    if len(listed) > MAX_ROUNDS:
-        raise InvalidResponse(f"rounds: {len(listed)}, more than {MAX_ROUNDS}")
-    for fields in listed:
-        round_id = fields.base64_bytes("vote_round_id", 32)
-        if round_id in valid or round_id in invalid or round_id in unknown_status:
-            invalid[round_id] = "listed twice"
-            continue
-        try:
-            status = fields.uint("status")
-            if status in _STATUSES:
-                valid[round_id] = _parse_round_fields(fields)
-            else:
-                unknown_status[round_id] = f"status {status} is unknown to this version"
-        except ChainResponseError as error:
-            invalid[round_id] = str(error)
-    return RoundList(
-        [known for known in valid.values() if known.round_id not in invalid],
-        invalid,
-        {round_id: known for round_id, known in unknown_status.items() if round_id not in invalid},
-    )
-
-
-def _parse_round_fields(fields: Fields) -> Round:
-    try:
-        status = RoundStatus(fields.uint("status"))
-    except ValueError:
-        raise fields.invalid_field("status", f"{fields.uint('status')} is not a round status") from None
-    proposals = fields.children("proposals")
-    if max([len(proposals), *(len(proposal.items("options")) for proposal in proposals)]) > MAX_PROPOSALS:
-        raise fields.invalid_field("proposals", f"has more than {MAX_PROPOSALS} proposals or options")
-    return Round(
-        round_id=fields.base64_bytes("vote_round_id", 32),
-        status=status,
-        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
-        proposals=tuple(map(_parse_proposal, proposals)),
-        created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
-        authority_key=_displayed(partial(fields.base64_bytes, "ea_pk", 32), b""),
-    )
-
-
-def _parse_proposal(fields: Fields) -> Proposal:
-    options = fields.children("options")
-    return Proposal(
-        id=fields.uint("id", maximum=2**31),
-        options=tuple(option.uint("index", maximum=2**31) for option in options),
-        title=_displayed(partial(fields.text, "title"), "")[:MAX_TEXT_LENGTH],
-        labels=tuple(_displayed(partial(option.text, "label"), "")[:MAX_TEXT_LENGTH] for option in options),
-    )
-
-
-def _displayed(parse: Callable[[], T], default: T) -> T:
-    """A value that is only displayed. If it is invalid, the round is still used."""
-    try:
-        return parse()
-    except InvalidResponse:
-        return default
-
-
-def parse_tree(response: object) -> Anchor | None:
-    """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
-    fields = Fields(response, "response").child("tree")
-    if not fields.has("root"):
-        return None
-    if not fields.has("next_index_at_root"):
-        raise fields.invalid_field("next_index_at_root", "missing although there is a root")
-    return Anchor(
-        height=fields.uint("height", maximum=MAX_INT),
-        size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
-        root=fields.base64_bytes("root", 32),
-    )
-
-
-def parse_tree_at(response: object, height: int) -> Anchor | None:
-    """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
-    fields = Fields(response, "response").child("tree")
-    if not fields.has("root"):
-        return None
-    if fields.uint("height", maximum=MAX_INT) != height:
-        raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
-    return Anchor(height, fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32))
-
-
-def parse_leaves(response: object) -> tuple[list[LeafBlock], int | None]:
-    """Parse `GET commitment-tree/{id}/leaves`: one page, and the first height of the next one, None at the end."""
-    fields = Fields(response, "response")
-    blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
-    return blocks, fields.uint("next_from_height", maximum=MAX_INT) or None
-
-
-def _parse_leaf_block(fields: Fields) -> LeafBlock:
-    leaves = [fields.decode(f"leaves[{i}]", leaf, 32) for i, leaf in enumerate(fields.items("leaves"))]
-    return LeafBlock(
-        height=fields.uint("height", maximum=MAX_INT),
-        start_index=fields.uint("start_index", maximum=MAX_LEAVES),
-        leaves=b"".join(leaves),
-    )
-
-
-def parse_head(response: object) -> BlockHead:
-    """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
-    header = Fields(response, "response").child("block").child("header")
-    return create_head(header.text("chain_id"), header.uint("height", maximum=MAX_INT), header.timestamp("time"))
-
-
 def create_head(chain_id: str, height: int, time: float) -> BlockHead:
     """Create a head. Raises `InvalidResponse` if the chain id or the height is missing."""
     # `Fields.text` has replaced control characters with spaces, and no chain id contains a space.
@@ -313,44 +177,6 @@ def create_head(chain_id: str, height: int, time: float) -> BlockHead:
     return BlockHead(chain_id, height, time)
 
 
-def parse_block(response: object) -> Block:
-    """Parse `GET blocks/{height}`: head and raw transactions."""
-    head = parse_head(response)
-    data = Fields(response, "response").child("block").child("data")
-    return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
-
-
-def parse_block_ids(response: object) -> BlockIds:
-    """Parse the ids of `GET blocks/{height}`."""
-    fields = Fields(response, "response")
-    block_id = fields.child("block_id").text("hash") if fields.has("block_id") else ""
-    return BlockIds(block_id, fields.child("block").child("header").text("app_hash"))
-
-
-def parse_syncing(response: object) -> bool:
-    """Parse `GET syncing`: whether the node is syncing."""
-    fields = Fields(response, "response")
-    if not fields.has("syncing"):
-        raise fields.invalid_field("syncing", "missing")
-    return fields.boolean("syncing")
-
-
-def parse_node_info(response: object) -> NodeInfo:
-    """Parse `GET node_info`: chain id, build version and node id."""
-    fields = Fields(response, "response")
-    version = fields.child("application_version").text("version") if fields.has("application_version") else ""
-    default = fields.child("default_node_info")
-    return NodeInfo(default.text("network"), version, default.text("default_node_id"))
-
-
-def parse_tx(response: object) -> TxResult:
-    """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
-    fields = Fields(response, "response")
-    if not fields.has("height"):
-        raise fields.invalid_field("height", "missing")
-    return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=MAX_INT), fields.text("log"))
-
-
 @dataclass(frozen=True, slots=True)
 class OptionTotal:
     """Total of one option in a finalized round."""
@@ -358,15 +184,3 @@ class OptionTotal:
     proposal_id: int
     option: int
     value: int
-
-
-def parse_totals(response: object) -> list[OptionTotal]:
-    """Parse `GET tally-results/{id}`: the options with votes."""
-    return [
-        OptionTotal(
-            proposal_id=fields.uint("proposal_id", maximum=2**31),
-            option=fields.uint("vote_decision", maximum=2**31),
-            value=fields.uint("total_value", maximum=2**63),
-        )
-        for fields in Fields(response, "response").children("results")
-    ]

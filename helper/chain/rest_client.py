@@ -1,4 +1,7 @@
-"""Client for a node's REST API.
+"""Client for a node's REST API, and parsers of its responses.
+
+Each parser takes the decoded JSON of one response and raises `ChainResponseError` with the name of the first invalid
+field.
 
 Only `broadcast` and `tx` concern a single share: `broadcast` publishes it, and `tx` is used for public transactions.
 """
@@ -7,14 +10,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
 
 from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.chain.chain_data import (
+    MAX_INT,
     MAX_LEAVES,
     Anchor,
     Block,
@@ -23,21 +28,12 @@ from helper.chain.chain_data import (
     LeafBlock,
     NodeInfo,
     OptionTotal,
+    Proposal,
     Round,
     RoundList,
+    RoundStatus,
     TxResult,
-    parse_block,
-    parse_block_ids,
-    parse_head,
-    parse_leaves,
-    parse_node_info,
-    parse_round,
-    parse_rounds,
-    parse_syncing,
-    parse_totals,
-    parse_tree,
-    parse_tree_at,
-    parse_tx,
+    create_head,
 )
 from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
@@ -56,6 +52,12 @@ from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
 T = TypeVar("T")
 
+MAX_ROUNDS = 8192
+"""Maximum number of rounds in a list. Reading so many takes less than 0.1 s of the event loop."""
+MAX_PROPOSALS = 256
+"""Maximum number of a round's proposals, and of options of one. The chain allows 50 and 8."""
+MAX_TEXT_LENGTH = 400
+"""Maximum length of a title or label in characters. Longer ones are truncated."""
 LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
 
@@ -68,6 +70,7 @@ _COSMOS_PREFIX = "/cosmos/base/tendermint/v1beta1"
 _LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
 _QUERY_ERRORS = (400, 404, 500)  # chains before v1.3 respond 500 to every failed query, newer ones by its cause
 _NO_ROUTE = (404, 405)
+_STATUSES: Final = frozenset(status.value for status in RoundStatus)
 _LEAF_BYTES = 48  # approximate size of a leaf in a page
 _UNREADY_REASONS: Final = {
     "not_started": "generating the verifying keys has not started",
@@ -136,16 +139,11 @@ class ChainClient(NodeHttp):
 
     async def round(self, round_id: bytes) -> Round | None:
         """The round with this id, None if the node does not know it."""
-
-        def parse(response: NodeResponse) -> Round | None:
-            if _has_error_text(response, "vote round not found"):
-                return None
-            parsed = parse_round(_parse_body(response, "round"))
-            if parsed.round_id != round_id:
-                raise InvalidResponse("round: the node returned another round")
-            return parsed
-
-        return await parse_response(await self.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
+        path = f"{_VOTE_PREFIX}/round/{round_id.hex()}"
+        known = await self._find(path, "round", parse_round, absent="vote round not found")
+        if known is not None and known.round_id != round_id:
+            raise InvalidResponse("round: the node returned another round")
+        return known
 
     async def totals(self, round_id: bytes) -> list[OptionTotal]:
         """The result of a finalized round."""
@@ -167,14 +165,8 @@ class ChainClient(NodeHttp):
 
     async def tree_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree at a height, None if none was stored there."""
-
-        def parse(response: NodeResponse) -> Anchor | None:
-            if _has_error_text(response, "no commitment root at height"):
-                return None
-            return parse_tree_at(_parse_body(response, "tree"), height)
-
-        response = await self.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
-        return await parse_response(response, parse)
+        path, parse = f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}", partial(parse_tree_at, height=height)
+        return await self._find(path, "tree", parse, absent="no commitment root at height")
 
     async def leaves(
         self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
@@ -273,13 +265,8 @@ class ChainClient(NodeHttp):
 
         Events are not read: nodes before v1.5.0 alter their values, and the message itself has round and nullifier.
         """
-
-        def parse(response: NodeResponse) -> TxResult | None:
-            if _has_error_text(response, "tx not found"):
-                return None
-            return parse_tx(loads(response.body, "tx") if response.status == 422 else _parse_body(response, "tx"))
-
-        return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
+        path = f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"
+        return await self._find(path, "tx", parse_tx, absent="tx not found", statuses=(200, 422))
 
     async def unready_reason(self) -> str | None:
         """Why the node accepts no reveals yet, None if it does or does not report it, as before v1.4."""
@@ -287,9 +274,7 @@ class ChainClient(NodeHttp):
         def parse(response: NodeResponse) -> str | None:
             if response.status in _NO_ROUTE:
                 return None
-            is_reported = response.status in (200, 503)
-            document = loads(response.body, "readiness") if is_reported else _parse_body(response, "readiness")
-            return parse_readiness(document)
+            return parse_readiness(_parse_body(response, "readiness", (200, 503)))
 
         return await parse_response(await self.get(f"{_VOTE_PREFIX}/readiness"), parse)
 
@@ -332,14 +317,27 @@ class ChainClient(NodeHttp):
         what = path.rsplit("/", 1)[-1]
         return await parse_response(response, lambda response: parse(_parse_body(response, what)))
 
+    async def _find(
+        self, path: str, source: str, parse: Callable[[object], T], *, absent: str, statuses: Sequence[int] = (200,)
+    ) -> T | None:
+        """The same for what the node may not have: None if the query failed with the text `absent` in its error."""
 
-def _parse_body(response: NodeResponse, source: str) -> object:
-    """The JSON of a 200 response. Raises an error with the node's message for any other status."""
-    if response.status in (502, 503, 504, 429):
-        raise ChainUnavailable(f"{source}: HTTP {response.status} {_error_text(response)}".rstrip())
-    if response.status != 200:
-        raise InvalidResponse(f"{source}: HTTP {response.status} {_error_text(response)}".rstrip())
-    return loads(response.body, source)
+        def parse_found(response: NodeResponse) -> T | None:
+            if _has_error_text(response, absent):
+                return None
+            return parse(_parse_body(response, source, statuses))
+
+        return await parse_response(await self.get(path), parse_found)
+
+
+def _parse_body(response: NodeResponse, source: str, statuses: Sequence[int] = (200,)) -> object:
+    """The JSON of a response with one of these statuses. Raises an error with the node's message for any other."""
+    if response.status in statuses:
+        return loads(response.body, source)
+    unavailable = response.status in (502, 503, 504, 429)
+    raise (ChainUnavailable if unavailable else InvalidResponse)(
+        f"{source}: HTTP {response.status} {_error_text(response)}".rstrip()
+    )
 
 
 def _has_error_text(response: NodeResponse, text: str) -> bool:
@@ -379,3 +377,171 @@ def reports_unready_keys(body: bytes) -> bool:
         return "warming up" in fields.text("error")
     except InvalidResponse:
         return False
+
+
+def parse_round(response: object) -> Round:
+    """Parse `GET round/{id}`."""
+    return _parse_round_fields(Fields(response, "response").child("round"))
+
+
+def parse_rounds(response: object) -> RoundList:
+    """Parse `GET rounds`.
+
+    A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others. A
+    round without an id makes the entire response invalid.
+    """
+    valid: dict[bytes, Round] = {}
+    invalid: dict[bytes, str] = {}
+    unknown_status: dict[bytes, str] = {}
+    listed = Fields(response, "response").children("rounds")
+    if len(listed) > MAX_ROUNDS:
+        raise InvalidResponse(f"rounds: {len(listed)}, more than {MAX_ROUNDS}")
+    for fields in listed:
+        round_id = fields.base64_bytes("vote_round_id", 32)
+        if round_id in valid or round_id in invalid or round_id in unknown_status:
+            invalid[round_id] = "listed twice"
+            continue
+        try:
+            status = fields.uint("status")
+            if status in _STATUSES:
+                valid[round_id] = _parse_round_fields(fields)
+            else:
+                unknown_status[round_id] = f"status {status} is unknown to this version"
+        except ChainResponseError as error:
+            invalid[round_id] = str(error)
+    return RoundList(
+        [known for known in valid.values() if known.round_id not in invalid],
+        invalid,
+        {round_id: known for round_id, known in unknown_status.items() if round_id not in invalid},
+    )
+
+
+def _parse_round_fields(fields: Fields) -> Round:
+    status = fields.uint("status")
+    if status not in _STATUSES:
+        raise fields.invalid_field("status", f"{status} is not a round status")
+    proposals = fields.children("proposals")
+    if max([len(proposals), *(len(proposal.items("options")) for proposal in proposals)]) > MAX_PROPOSALS:
+        raise fields.invalid_field("proposals", f"has more than {MAX_PROPOSALS} proposals or options")
+    return Round(
+        round_id=fields.base64_bytes("vote_round_id", 32),
+        status=RoundStatus(status),
+        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
+        proposals=tuple(map(_parse_proposal, proposals)),
+        created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
+        authority_key=_displayed(partial(fields.base64_bytes, "ea_pk", 32), b""),
+    )
+
+
+def _parse_proposal(fields: Fields) -> Proposal:
+    options = fields.children("options")
+    return Proposal(
+        id=fields.uint("id", maximum=2**31),
+        options=tuple(option.uint("index", maximum=2**31) for option in options),
+        title=_displayed(partial(fields.text, "title"), "")[:MAX_TEXT_LENGTH],
+        labels=tuple(_displayed(partial(option.text, "label"), "")[:MAX_TEXT_LENGTH] for option in options),
+    )
+
+
+def _displayed(parse: Callable[[], T], default: T) -> T:
+    """A value that is only displayed. If it is invalid, the round is still used."""
+    try:
+        return parse()
+    except InvalidResponse:
+        return default
+
+
+def parse_tree(response: object) -> Anchor | None:
+    """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
+    fields = Fields(response, "response").child("tree")
+    if not fields.has("root"):
+        return None
+    if not fields.has("next_index_at_root"):
+        raise fields.invalid_field("next_index_at_root", "missing although there is a root")
+    return Anchor(
+        height=fields.uint("height", maximum=MAX_INT),
+        size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
+        root=fields.base64_bytes("root", 32),
+    )
+
+
+def parse_tree_at(response: object, height: int) -> Anchor | None:
+    """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
+    fields = Fields(response, "response").child("tree")
+    if not fields.has("root"):
+        return None
+    if fields.uint("height", maximum=MAX_INT) != height:
+        raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
+    return Anchor(height, fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32))
+
+
+def parse_leaves(response: object) -> tuple[list[LeafBlock], int | None]:
+    """Parse `GET commitment-tree/{id}/leaves`: one page, and the first height of the next one, None at the end."""
+    fields = Fields(response, "response")
+    blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
+    return blocks, fields.uint("next_from_height", maximum=MAX_INT) or None
+
+
+def _parse_leaf_block(fields: Fields) -> LeafBlock:
+    leaves = [fields.decode(f"leaves[{i}]", leaf, 32) for i, leaf in enumerate(fields.items("leaves"))]
+    return LeafBlock(
+        height=fields.uint("height", maximum=MAX_INT),
+        start_index=fields.uint("start_index", maximum=MAX_LEAVES),
+        leaves=b"".join(leaves),
+    )
+
+
+def parse_head(response: object) -> BlockHead:
+    """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
+    header = Fields(response, "response").child("block").child("header")
+    return create_head(header.text("chain_id"), header.uint("height", maximum=MAX_INT), header.timestamp("time"))
+
+
+def parse_block(response: object) -> Block:
+    """Parse `GET blocks/{height}`: head and raw transactions."""
+    head = parse_head(response)
+    data = Fields(response, "response").child("block").child("data")
+    return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
+
+
+def parse_block_ids(response: object) -> BlockIds:
+    """Parse the ids of `GET blocks/{height}`."""
+    fields = Fields(response, "response")
+    block_id = fields.child("block_id").text("hash") if fields.has("block_id") else ""
+    return BlockIds(block_id, fields.child("block").child("header").text("app_hash"))
+
+
+def parse_syncing(response: object) -> bool:
+    """Parse `GET syncing`: whether the node is syncing."""
+    fields = Fields(response, "response")
+    if not fields.has("syncing"):
+        raise fields.invalid_field("syncing", "missing")
+    return fields.boolean("syncing")
+
+
+def parse_node_info(response: object) -> NodeInfo:
+    """Parse `GET node_info`: chain id, build version and node id."""
+    fields = Fields(response, "response")
+    version = fields.child("application_version").text("version") if fields.has("application_version") else ""
+    default = fields.child("default_node_info")
+    return NodeInfo(default.text("network"), version, default.text("default_node_id"))
+
+
+def parse_tx(response: object) -> TxResult:
+    """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
+    fields = Fields(response, "response")
+    if not fields.has("height"):
+        raise fields.invalid_field("height", "missing")
+    return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=MAX_INT), fields.text("log"))
+
+
+def parse_totals(response: object) -> list[OptionTotal]:
+    """Parse `GET tally-results/{id}`: the options with votes."""
+    return [
+        OptionTotal(
+            proposal_id=fields.uint("proposal_id", maximum=2**31),
+            option=fields.uint("vote_decision", maximum=2**31),
+            value=fields.uint("total_value", maximum=2**63),
+        )
+        for fields in Fields(response, "response").children("results")
+    ]

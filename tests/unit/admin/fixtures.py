@@ -22,8 +22,8 @@ from admin.onboarding import AdminRoutes
 from admin.pending_registrations import RegistrationRegistry
 from admin.registration_request import RegistrationRequest
 from admin.round_totals import RoundsView
-from helper.chain.chain_data import OptionTotal, Round, RoundList, parse_round, parse_rounds, parse_totals
-from helper.chain.rest_client import ChainClient
+from helper.chain.chain_data import OptionTotal, Round, RoundList
+from helper.chain.rest_client import ChainClient, parse_round, parse_rounds, parse_totals
 from helper.core.text_forms import Network
 from helper.errors import ChainResponseError, ChainUnavailable
 from helper.server.edge import REQUEST_EXTENSION, Edge

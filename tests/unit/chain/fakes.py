@@ -17,9 +17,9 @@ from urllib.parse import parse_qs
 import anyio
 import httpx
 
-from helper.chain.chain_data import BlockHead, parse_round
+from helper.chain.chain_data import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.rest_client import ChainClient
+from helper.chain.rest_client import ChainClient, parse_round
 from helper.chain.round_registry import RoundRegistry, to_stored_round
 from helper.chain.rpc_client import RpcClient
 from helper.errors import StoreError

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.chain.chain_data import (
-    Proposal,
+from helper.chain.chain_data import Proposal
+from helper.chain.json_fields import MAX_VALUES, loads
+from helper.chain.rest_client import (
+    ChainClient,
     parse_head,
     parse_leaves,
     parse_round,
@@ -21,8 +23,6 @@ from helper.chain.chain_data import (
     parse_tree,
     parse_tx,
 )
-from helper.chain.json_fields import MAX_VALUES, loads
-from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
 from helper.errors import ChainResponseError
