@@ -6,9 +6,9 @@ neither nodes nor wallets can delay reveals through it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
@@ -16,7 +16,14 @@ import anyio
 import httpx
 
 from helper.chain.node import Node
-from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, STREAM_LIMIT_BYTES, NodeHttp, NoResponse, StreamedResponse
+from helper.chain.node_http import (
+    DEFAULT_TIMEOUT_SECONDS,
+    STREAM_LIMIT_BYTES,
+    NodeHttp,
+    NoResponse,
+    StreamedResponse,
+    StreamRequest,
+)
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import reports_unready_keys
 from helper.errors import ChainError, ChainUnavailable
@@ -35,23 +42,6 @@ megabytes, each response that its client reads slowly would hold as much memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyRequest:
-    """A request to forward.
-
-    Attributes:
-        target: path and query, encoded.
-        body: JSON body of a POST.
-        timeout: maximum seconds until the response head, and between two chunks of the body; None for the default.
-    """
-
-    method: str
-    target: str
-    body: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float | None = None
-
-
 class PossiblySent(ChainError):
     """A POST may have arrived, but its response was lost.
 
@@ -63,7 +53,7 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        timeout: default of `ProxyRequest.timeout`; also for a GET while there is another node to query.
+        timeout: default of `StreamRequest.timeout`; also for a GET while there is another node to query.
         connections: maximum number of connections to each node.
         limit: maximum length of a response in bytes.
         transport: replaces the network in tests.
@@ -79,7 +69,6 @@ class GatewayProxy:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._node_pool = node_pool
-        self._timeout = timeout
         self._limit = limit
         self._clients = {
             node: NodeHttp(
@@ -99,7 +88,7 @@ class GatewayProxy:
             await client.aclose()
 
     @asynccontextmanager
-    async def forward(self, request: ProxyRequest) -> AsyncIterator[StreamedResponse]:
+    async def forward(self, request: StreamRequest) -> AsyncIterator[StreamedResponse]:
         """Forward a request and stream the response.
 
         A GET is sent to the next node until one responds; the response of the last node is returned
@@ -114,7 +103,7 @@ class GatewayProxy:
         async with AsyncExitStack() as stack:
             yield await self._fetch_response(request, stack)
 
-    async def _fetch_response(self, request: ProxyRequest, stack: AsyncExitStack) -> StreamedResponse:
+    async def _fetch_response(self, request: StreamRequest, stack: AsyncExitStack) -> StreamedResponse:
         """Return the first usable response; `stack` closes it."""
         error: ChainError = ChainUnavailable("no chain node is in sync")
         is_post = request.method != "GET"
@@ -122,14 +111,8 @@ class GatewayProxy:
         for node in order:
             await stack.aclose()
             is_last = node is order[-1]
-            stream = self._clients[node].stream(
-                request.method,
-                request.target,
-                request.body,
-                limit=self._limit,
-                headers=request.headers,
-                timeout=request.timeout if is_post or is_last else self._timeout,
-            )
+            tried = request if is_post or is_last else replace(request, timeout=None)
+            stream = self._clients[node].stream(tried, limit=self._limit)
             try:
                 response = await stack.enter_async_context(stream)
                 is_final = await self._is_final(node, response, is_post=is_post)

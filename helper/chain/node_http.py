@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
@@ -79,6 +80,25 @@ class NodeResponse(NamedTuple):
     status: int
     body: bytes
     retry_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A request whose response is streamed.
+
+    Attributes:
+        method: GET, or another method, which is sent on a new connection.
+        target: path and query, encoded.
+        body: JSON body.
+        timeout: maximum seconds until the response head, and between two chunks of the body; None for the client's
+            timeout.
+    """
+
+    method: str
+    target: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
 
 
 class ResponseTooLong(InvalidResponse):
@@ -368,29 +388,16 @@ class NodeHttp:
 
     @asynccontextmanager
     async def stream(
-        self,
-        method: str,
-        target: str,
-        body: bytes | None = None,
-        *,
-        limit: int = STREAM_LIMIT_BYTES,
-        headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        self, request: StreamRequest, *, limit: int = STREAM_LIMIT_BYTES
     ) -> AsyncIterator[StreamedResponse]:
         """Send a request and stream the response. A GET is retried once if a reused connection is dead.
-
-        Args:
-            method: GET, or another method, which is sent on a new connection.
-            target: path and query, encoded.
-            timeout: maximum seconds until the response head, and between two chunks of the body; None for the client's
-                timeout.
 
         Raises:
             NoResponse: no response head was received in time.
             ChainResponseError: the response is compressed, a redirect, has an invalid status, or declares a length
                 above `limit`.
         """
-        response = await self._send_for_head(method, target, body, headers or {}, timeout or self._timeout)
+        response = await self._send_for_head(request, request.timeout or self._timeout)
         try:
             streamed = StreamedResponse(response, limit)
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -405,19 +412,20 @@ class NodeHttp:
         finally:
             await response.aclose()
 
-    async def _send_for_head(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], seconds: float
-    ) -> httpx.Response:
-        if body is not None:
-            headers = {"content-type": "application/json", **headers}
-        request = self._single_use.request(
-            method, target, content=body, headers=headers, timeout=_create_timeout(seconds)
+    async def _send_for_head(self, request: StreamRequest, seconds: float) -> httpx.Response:
+        content_type = {} if request.body is None else {"content-type": "application/json"}
+        built = self._single_use.request(
+            request.method,
+            request.target,
+            content=request.body,
+            headers={**content_type, **request.headers},
+            timeout=_create_timeout(seconds),
         )
         with self._limit_time(seconds):
-            if method == "GET":
+            if request.method == "GET":
                 with suppress(*_DEAD_CONNECTION_ERRORS):
-                    return await self._reusable.send(request)
-            return await self._single_use.send(request)
+                    return await self._reusable.send(built)
+            return await self._single_use.send(built)
 
     async def _exchange(
         self, connections: _Connections, request: httpx.Request, limit: int, on_data: Callable[[], None]

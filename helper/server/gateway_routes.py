@@ -33,8 +33,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
-from helper.chain.node_http import StreamedResponse
+from helper.chain.gateway_proxy import GatewayProxy, PossiblySent
+from helper.chain.node_http import StreamedResponse, StreamRequest
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
@@ -174,9 +174,9 @@ class Gateway:
                 body = await stack.enter_async_context(self._body_reader.buffer_body(request_of(scope)))
                 token = attempt_token(scope["headers"])
                 headers = {} if token is None else {ATTEMPT_HEADER: token}
-                forwarded = ProxyRequest(method, target, body, headers, self._limits.post_seconds)
+                forwarded = StreamRequest(method, target, body, headers, self._limits.post_seconds)
             else:
-                forwarded = ProxyRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
+                forwarded = StreamRequest(method, target, timeout=self._limits.leaves_seconds if is_leaves else None)
             page_reads = self._page_reads if is_leaves else None
             forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
             self._abort_slowest_stream()
@@ -270,7 +270,7 @@ class _ForwardedRequest:
         """Whether it counts towards `max_concurrent`."""
         return not self.is_streamed and self.page_reads is None
 
-    async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
+    async def run(self, proxy: GatewayProxy, request: StreamRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._cancel_on_disconnect, group.cancel_scope)
@@ -293,7 +293,7 @@ class _ForwardedRequest:
                 await self._fail(self._error(504, "request to the chain timed out"))
             group.cancel_scope.cancel()
 
-    async def _forward(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
+    async def _forward(self, proxy: GatewayProxy, request: StreamRequest) -> None:
         """Send the request, that for a page of leaves in its turn, and stream the response."""
         forward = proxy.forward(request)
         if self.page_reads is not None:

@@ -23,6 +23,7 @@ from helper.chain.node_http import (
     NoResponse,
     RequestProgress,
     ResponseTimes,
+    StreamRequest,
     request_kind,
 )
 from helper.chain.rest_client import ChainClient
@@ -281,7 +282,7 @@ async def get_body(http: NodeHttp) -> None:
 
 
 async def stream_body(http: NodeHttp) -> None:
-    async with http.stream("GET", "/rounds") as response:
+    async with http.stream(StreamRequest("GET", "/rounds")) as response:
         async for _ in response.iter_chunks():
             pass
 
@@ -326,7 +327,7 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
         await http.get("/status")
     await http.get("/status", {"height": "7"})
     await http.post("/reveal", {"a": 1})
-    async with http.stream("GET", "/rounds?x=%2F") as response:
+    async with http.stream(StreamRequest("GET", "/rounds?x=%2F")) as response:
         assert response.status == 200
     requests_sent = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
     assert requests_sent == [
