@@ -50,7 +50,6 @@ class BroadcastOutcome:
     """A classified response.
 
     Attributes:
-        code: the chain's code, None if there is none.
         log: the chain's message, truncated and without long hex numbers, which can be nullifiers.
         tx_hash: the hash that the node returned, in hex, or "".
         may_be_sent: whether any byte of the message may have left this machine.
@@ -58,7 +57,6 @@ class BroadcastOutcome:
     """
 
     verdict: Verdict
-    code: int | None = None
     log: str = ""
     tx_hash: str = ""
     may_be_sent: bool = True
@@ -138,7 +136,7 @@ def classify_response(
         verdict = Verdict.ACCEPTED
     else:
         verdict = classify_refusal(code, log)
-    return BroadcastOutcome(verdict, code, sanitize_text(log or error), tx_hash)
+    return BroadcastOutcome(verdict, sanitize_text(log or error), tx_hash)
 
 
 def classify_refusal(code: int | None, log: str) -> Verdict:

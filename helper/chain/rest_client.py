@@ -289,9 +289,8 @@ class ChainClient(NodeHttp):
         outcome = classify_response(response.status, response.body, sent=True, retry_after=response.retry_after)
         expected_hash = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
-            return BroadcastOutcome(
-                Verdict.AMBIGUOUS, outcome.code, "the node reports a different hash than that of the transaction sent"
-            )
+            log = "the node reports a different hash than that of the transaction sent"
+            return BroadcastOutcome(Verdict.AMBIGUOUS, log)
         return outcome
 
     async def validator_status(self, operator_address: str) -> str | None:

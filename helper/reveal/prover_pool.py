@@ -399,22 +399,18 @@ class ProverPool:
     async def _run_task(self, process: WorkerProcess, task: _Task) -> None:
         if task.future.cancelled():
             return
+        has_begun = False
         try:
             if not await task.begin():
                 raise ProofNotNeeded("the proof is no longer needed")
-        except Exception as error:  # of this job, not of the worker
-            if not task.future.done():
-                task.future.set_exception(error)
-            return
-        except BaseException:
-            task.future.cancel()
-            raise
-        try:
+            has_begun = True
             reply = await process.exchange(task.frame, self.proof_timeout(task.circuit))
-        except ProverError as error:
+        except Exception as error:
             if not task.future.done():
                 task.future.set_exception(error)
-            raise
+            if has_begun:
+                raise
+            return  # an error of this job, not of the worker
         except BaseException:
             task.future.cancel()
             raise
