@@ -6,7 +6,7 @@ request contains a nullifier: all reveals of a round, or complete blocks, are re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, TypeVar
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import anyio
 
 from helper.chain.agreement import Pruned, agreed_block
-from helper.chain.chain_data import Anchor, Block, Round, TxResult
+from helper.chain.chain_data import Anchor, Block, TxResult
 from helper.chain.node import Node
 from helper.chain.node_http import NoResponse
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
@@ -285,11 +285,12 @@ class ChainLookups:
         return IncludedTx(result.height, result.code, result.log, raw)
 
     async def find_reveal(
-        self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
+        self, round_ids: Collection[bytes], nullifier: bytes, heights: range | None = None
     ) -> CountedReveal | None:
         """The reveal that spent a nullifier, None if there is none. No index is searched, as it can have gaps.
 
         Args:
+            round_ids: the rounds to search; all if it is empty.
             nullifier: 32 bytes; never sent to a node.
             heights: the blocks to search; by default, all since the rounds were created, the newest first.
 
@@ -297,24 +298,26 @@ class ChainLookups:
             ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
                 nullifier is not known.
         """
-        rounds = set(round_ids)
-        heights = await self._reveal_heights(rounds) if heights is None else heights
+        heights = await self._reveal_heights(round_ids) if heights is None else heights
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
             blocks = await gather_limited(batch, self._read_block, CONCURRENT_BLOCKS)
             for height, txs in zip(batch, blocks, strict=True):
                 for raw in txs:
                     message = parse_reveal(raw)
-                    if message is None or message.nullifier != nullifier or message.round_id not in rounds:
+                    if message is None or message.nullifier != nullifier:
+                        continue
+                    if round_ids and message.round_id not in round_ids:
                         continue
                     if require_known(is_counted(await self._result(raw), height), height):
                         return CountedReveal(height, raw, message)
             self._on_progress(batch[-1])
         return None
 
-    async def _reveal_heights(self, round_ids: set[bytes]) -> range:
+    async def _reveal_heights(self, round_ids: Collection[bytes]) -> range:
         """The blocks that may contain reveals of rounds, newest first."""
-        created = [known.created_at_height for known in await self._rounds() if known.round_id in round_ids]
+        rounds = (await self._node_pool.call(lambda client: client.rounds())).rounds
+        created = [known.created_at_height for known in rounds if not round_ids or known.round_id in round_ids]
         head = self._node_pool.head
         return range(head.height, max(1, min(created)) - 1, -1) if created and head is not None else range(0)
 
@@ -337,10 +340,3 @@ class ChainLookups:
     async def root_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree stored at a height, None if there is none."""
         return await self._node_pool.call(lambda client: client.tree_at(round_id, height))
-
-    async def round_ids(self) -> list[bytes]:
-        """Ids of all rounds of the chain, newest first."""
-        return [known.round_id for known in sorted(await self._rounds(), key=lambda known: -known.created_at_height)]
-
-    async def _rounds(self) -> list[Round]:
-        return (await self._node_pool.call(lambda client: client.rounds())).rounds

@@ -215,7 +215,7 @@ async def _search_chain(
 ) -> ProofBundle:
     async with open_node_pool(config) as nodes:
         chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched to block {height}"))
-        counted = await chain.find_reveal(round_ids or await chain.round_ids(), nullifier, heights)
+        counted = await chain.find_reveal(round_ids, nullifier, heights)
         if counted is None:
             raise NotFound(
                 "no confirmed reveal with this nullifier in the searched range",
