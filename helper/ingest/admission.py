@@ -25,14 +25,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 import structlog
 
 from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.round_registry import RoundRegistry, RoundView
+from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.log_limits import RecentKeys
 from helper.core.refusals import PauseReason, Situation, TemporaryRefusal, attempt_token
@@ -131,29 +131,6 @@ class WaitingShares:
             scope.cancel()
 
 
-class _View(NamedTuple):
-    """What is known of a share's round and leaf, read once.
-
-    Attributes:
-        has_leaf: whether the share's leaf is at its position, as far as it is agreed there.
-        has_other_leaf: whether another leaf is agreed at its position.
-        pause: why no share of the round can be accepted now.
-    """
-
-    round: RoundView
-    has_leaf: bool
-    has_other_leaf: bool
-    pause: str | None
-
-    def not_synced(self) -> TemporaryRefusal:
-        """The refusal of a share whose round or leaf is not known."""
-        return self.paused() or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
-
-    def paused(self) -> TemporaryRefusal | None:
-        """The refusal of every share, None if there is no pause."""
-        return None if self.pause is None else TemporaryRefusal(Situation.PAUSED, self.pause)
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class AdmissionController:
     """Validates and enqueues shares.
@@ -226,30 +203,30 @@ class AdmissionController:
             log.error("enqueue_failed", error=str(error), advice=error.advice)
             raise TemporaryRefusal(Situation.QUEUE_UNWRITABLE) from error
 
-    def _read_view(self, checked: CheckedShare) -> _View:
-        share = checked.share
-        leaf = self.trees.leaf(share.round_id, share.tree_position)
-        # A leaf that only one node serves is sufficient to accept its share, but never to refuse another.
-        anchor = self.trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment)
-        return _View(
-            round=self.rounds.view(share.round_id),
-            has_leaf=anchor is not None and leaf in {None, checked.vote_commitment},
-            has_other_leaf=leaf not in {None, checked.vote_commitment},
-            pause=self._current_pause() or self.get_round_pause_reason(share.round_id),
-        )
-
     def _find_refusal(self, checked: CheckedShare, arrived_at: float) -> ShareRefused | TemporaryRefusal | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
-        share, view = checked.share, self._read_view(checked)
-        known = view.round.known
-        if known is None:
-            return view.not_synced()
+        share, view = checked.share, self.rounds.view(checked.share.round_id)
+        pause = self._current_pause() or self.get_round_pause_reason(share.round_id)
+        paused = None if pause is None else TemporaryRefusal(Situation.PAUSED, pause)
+        if view.known is None:
+            return paused or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
         return (
-            _find_choice_refusal(share, known, are_agreed=view.round.are_proposals_agreed)
-            or _find_leaf_refusal(view, known.status)
-            or _find_status_refusal(view, known.status)
-            or _find_end_refusal(share.submit_at, arrived_at, known.vote_end_time, is_agreed=view.round.is_end_agreed)
+            _find_choice_refusal(share, view.known, are_agreed=view.are_proposals_agreed)
+            or self._find_leaf_refusal(checked, view.known.status, paused)
+            or _find_status_refusal(view.known.status, is_agreed=view.is_status_agreed)
+            or _find_end_refusal(share.submit_at, arrived_at, view.known.vote_end_time, is_agreed=view.is_end_agreed)
         )
+
+    def _find_leaf_refusal(
+        self, checked: CheckedShare, status: RoundStatus, paused: TemporaryRefusal | None
+    ) -> ShareRefused | TemporaryRefusal | None:
+        share = checked.share
+        if self.trees.leaf(share.round_id, share.tree_position) not in {None, checked.vote_commitment}:
+            return ShareRefused(400, "has a different vote commitment", field="tree_position")
+        # A leaf that only one node serves is sufficient to accept its share, but never to refuse another.
+        if self.trees.find_anchor(share.round_id, share.tree_position, lambda: checked.vote_commitment) is not None:
+            return paused
+        return (paused or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)) if status in _GROWING_STATUSES else None
 
     def _current_pause(self) -> str | None:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
@@ -330,19 +307,11 @@ def _find_choice_refusal(
     return error
 
 
-def _find_leaf_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
-    if view.has_other_leaf:
-        return ShareRefused(400, "has a different vote commitment", field="tree_position")
-    if view.has_leaf:
-        return view.paused()
-    return view.not_synced() if status in _GROWING_STATUSES else None
-
-
-def _find_status_refusal(view: _View, status: RoundStatus) -> ShareRefused | TemporaryRefusal | None:
+def _find_status_refusal(status: RoundStatus, *, is_agreed: bool) -> ShareRefused | TemporaryRefusal | None:
     if status is RoundStatus.PENDING:
-        return view.not_synced()  # an agreed status is a lower bound
-    if not view.round.is_status_agreed:
-        return TemporaryRefusal(Situation.PAUSED, PauseReason.ROUND_STATUS_UNCONFIRMED)
+        return TemporaryRefusal(Situation.VOTE_NOT_SYNCED)  # an agreed status is a lower bound
+    if not is_agreed:
+        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
     return None if status is RoundStatus.ACTIVE else _round_not_active()
 
 
