@@ -25,6 +25,7 @@ from helper.clock import Clock
 from helper.core.share import Share
 from helper.errors import HelperError, ProofFailed, ProofNotNeeded, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover_worker import Frame, encode_frame
+from proofs import Proved
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -133,16 +134,6 @@ class WorkerProcess:
 
 WorkerSpawner = Callable[..., Awaitable[WorkerProcess]]
 """Starts a worker, as `WorkerProcess.spawn` does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A proof and the two public inputs that the prover computed."""
-
-    proof: bytes
-    nullifier: bytes
-    root: bytes
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -257,7 +248,7 @@ class ProverPool:
         *,
         begin: Callable[[], Awaitable[bool]] = _begin,
         has_priority: bool = True,
-    ) -> Proof:
+    ) -> Proved:
         """Create one proof.
 
         Args:
@@ -271,21 +262,13 @@ class ProverPool:
             ProverCrashed: the worker exited unexpectedly.
             ProofFailed: the prover rejected the witness.
         """
-        started_at = self.clock.monotonic()
-
-        async def note_begin() -> bool:
-            nonlocal started_at
-            is_needed = await begin()
-            started_at = self.clock.monotonic()
-            return is_needed
-
         request = {"op": "prove", "circuit": circuit, **get_generation(circuit).create_job(share, path)}
-        reply = await self._request(request, note_begin, has_priority=has_priority)
+        reply = await self._request(request, begin, has_priority=has_priority)
         proof, root = bytes.fromhex(reply["proof"]), bytes.fromhex(reply["root"])
         self._roots[sha256(proof).digest()] = root
         if len(self._roots) > ROOTS_KEPT:
             del self._roots[next(iter(self._roots))]
-        return Proof(proof, bytes.fromhex(reply["nullifier"]), root, seconds=self.clock.monotonic() - started_at)
+        return Proved(proof, bytes.fromhex(reply["nullifier"]), root)
 
     def root_of(self, proof: bytes) -> bytes | None:
         """The root that a recent proof was made for, None if this process did not make it.

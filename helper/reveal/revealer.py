@@ -23,11 +23,12 @@ from helper.core.dispatch_order import ProofPace, last_attempt_time, rank_fracti
 from helper.errors import ProofFailed, ProofNotNeeded, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
-from helper.reveal.prover_pool import Proof, ProverPool
+from helper.reveal.prover_pool import ProverPool
 from helper.store import messages, shares
 from helper.store.models import PreparedReveal, SentReveal
 from helper.store.store import Store
 from helper.store.table_rows import ShareRow
+from proofs import Proved
 
 log = structlog.get_logger("helper.reveal")
 
@@ -226,14 +227,15 @@ class Revealer:
             self.stats.count("proof_unused")
         return is_prepared
 
-    async def _make_proof(self, queued: ShareRow, circuit: str, path: bytes, *, has_priority: bool) -> Proof | None:
-        is_proving = False
+    async def _make_proof(self, queued: ShareRow, circuit: str, path: bytes, *, has_priority: bool) -> Proved | None:
+        is_proving, started_at = False, 0.0
 
         async def begin() -> bool:
-            nonlocal is_proving
+            nonlocal is_proving, started_at
             is_proving = await self._is_proof_needed(queued)
             if is_proving:
                 self._note_start(queued)
+                started_at = self.clock.monotonic()
             return is_proving
 
         try:
@@ -247,11 +249,12 @@ class Revealer:
             await self._spend_attempt(queued, str(error))
             return None
         finally:
+            ended_at = self.clock.monotonic()
             if is_proving:
-                self.stats.proving.end(self.clock.monotonic())
+                self.stats.proving.end(ended_at)
         self.stats.count("proven")
-        self.stats.proof.add_sample(proof.seconds)
-        self.proof_times.record(proof.seconds)
+        self.stats.proof.add_sample(ended_at - started_at)
+        self.proof_times.record(ended_at - started_at)
         return proof
 
     async def _is_proof_needed(self, queued: ShareRow) -> bool:
@@ -281,7 +284,7 @@ class Revealer:
     async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:
         await self.attempts.spend_attempt(queued.id, queued, "proof", reason)
 
-    def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
+    def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proved) -> PreparedReveal:
         fields = get_generation(circuit).get_reveal_fields(queued.share)
         message = RevealMessage(
             nullifier=queued.nullifier,

@@ -28,7 +28,6 @@ from helper.chain.round_registry import to_stored_round
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender
-from helper.reveal.prover_pool import Proof
 from helper.reveal.revealer import AttemptBudget, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
@@ -39,6 +38,7 @@ from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import ShareRow
 from helper.store.transaction import DatabaseKeys
+from proofs import Proved
 from tests.explorer.search import BrokenPromiseError, Exploration, Label, explore, replace_at
 from tests.support.fakes import create_share, nullifier_of
 from tests.support.partial_store import PartialStore
@@ -303,11 +303,11 @@ class HostProcess:
     async def _find_path(self, *_: Any) -> bytes:
         return b""
 
-    async def _prove(self, _circuit: str, share: Any, _path: bytes, **options: Any) -> Proof:
+    async def _prove(self, _circuit: str, share: Any, _path: bytes, **options: Any) -> Proved:
         await options["begin"]()
         await Request("prove")
         nullifier = nullifier_of(share.primary_blind)
-        return Proof(b"%d" % self.env.height, nullifier, b"\x0a" * 32, 1.0)
+        return Proved(b"%d" % self.env.height, nullifier, b"\x0a" * 32)
 
     def _restore(self, share: int, stored: Any) -> None:
         if stored is not None:

@@ -19,7 +19,8 @@ from helper.chain.round_registry import RoundRegistry, RoundView
 from helper.circuits import create_sample_share
 from helper.core.share import Share
 from helper.errors import ProofNotNeeded
-from helper.reveal.prover_pool import Proof, ProverPool
+from helper.reveal.prover_pool import ProverPool
+from proofs import Proved
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
@@ -123,7 +124,7 @@ class FakeProver(ProverPool):
         *,
         begin: Callable[[], Awaitable[bool]] | None = None,
         has_priority: bool = True,
-    ) -> Proof:
+    ) -> Proved:
         position = share.tree_position
         async with self._free:
             if begin is not None and not await begin():
@@ -140,7 +141,7 @@ class FakeProver(ProverPool):
                     raise self.failures[position].pop(0)
                 proof = b"proof of %d" % len(self.started_proofs)
                 self.roots[proof] = self.root
-                return Proof(proof, nullifier_of(share.primary_blind), self.root, seconds=0.1)
+                return Proved(proof, nullifier_of(share.primary_blind), self.root)
             finally:
                 self.running -= 1
 

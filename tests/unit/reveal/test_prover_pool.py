@@ -29,7 +29,7 @@ from helper.errors import (
     StoreError,
 )
 from helper.reveal import prover_pool as pool_module
-from helper.reveal.prover_pool import Proof, ProverPool, WorkerProcess
+from helper.reveal.prover_pool import ProverPool, WorkerProcess
 from helper.reveal.prover_worker import Frame
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share, wait_until
@@ -39,7 +39,7 @@ COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 spawn_stand_in = partial(WorkerProcess.spawn, command=COMMAND)
 
 
-async def make_proof(pool: ProverPool, proposal_id: int = 1) -> Proof:
+async def make_proof(pool: ProverPool, proposal_id: int = 1) -> proofs.Proved:
     """Prove a valid share of this proposal."""
     return await pool.prove("k10", *create_provable_share(proposal_id))
 
@@ -218,7 +218,7 @@ async def test_crashing_worker_fails_only_its_job() -> None:
             make_proof(pool),
             return_exceptions=True,
         )
-        assert [type(result).__name__ for result in results] == ["ProverCrashed", "Proof", "Proof"]
+        assert [type(result).__name__ for result in results] == ["ProverCrashed", "Proved", "Proved"]
 
 
 async def test_killed_idle_worker_is_replaced_transparently() -> None:
