@@ -253,16 +253,6 @@ class RevealHistory:
             return await self._pool.call(request)
 
 
-@dataclass(frozen=True, slots=True)
-class IncludedTx:
-    """A transaction in a block, with its result. `raw` is None if no node returns the block any more."""
-
-    height: int
-    code: int
-    log: str
-    raw: bytes | None
-
-
 class ChainLookups:
     """Lookups of public data on any usable node. `on_progress` is called with the height reached in a long search."""
 
@@ -270,8 +260,11 @@ class ChainLookups:
         self._node_pool = node_pool
         self._on_progress = on_progress
 
-    async def find_transaction(self, tx_hash: bytes) -> IncludedTx | None:
-        """Return a transaction by its hash, None if no node has it in a block."""
+    async def find_transaction(self, tx_hash: bytes) -> tuple[TxResult, bytes | None] | None:
+        """Return the result and the bytes of a transaction by its hash, None if no node has it in a block.
+
+        The bytes are None if no node returns the block any more.
+        """
         results = await self._node_pool.call_until(
             lambda node: node.client.tx(tx_hash), is_enough=lambda result: result is not None
         )
@@ -281,8 +274,7 @@ class ChainLookups:
             txs = await self._read_block(result.height)
         except ChainUnavailable:
             txs = []
-        raw = next((tx for tx in txs if sha256(tx).digest() == tx_hash), None)
-        return IncludedTx(result.height, result.code, result.log, raw)
+        return result, next((tx for tx in txs if sha256(tx).digest() == tx_hash), None)
 
     async def find_reveal(
         self, round_ids: Collection[bytes], nullifier: bytes, heights: range | None = None

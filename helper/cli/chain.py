@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import anyio
 import typer
 
-from helper.chain.block_reader import ChainLookups, IncludedTx
+from helper.chain.block_reader import ChainLookups
 from helper.chain.broadcast_outcome import sanitize_text
+from helper.chain.chain_data import TxResult
 from helper.chain.node_pool import NodePool, create_node_pool
 from helper.chain.reveal_transaction import RevealMessage, parse_reveal
 from helper.cli.command_inputs import read_settings
@@ -179,21 +180,23 @@ def _print_transaction(transaction: dict[str, Any]) -> None:
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> PublicTransaction | None:
     async with open_node_pool(config) as nodes:
-        transaction = await ChainLookups(nodes).find_transaction(tx_hash)
-        return None if transaction is None else _describe_transaction(transaction, tx_hash, nodes.reported_chain_id)
+        found = await ChainLookups(nodes).find_transaction(tx_hash)
+        return None if found is None else _describe_transaction(*found, tx_hash, nodes.reported_chain_id)
 
 
-def _describe_transaction(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> PublicTransaction:
-    message = None if transaction.raw is None else parse_reveal(transaction.raw)
+def _describe_transaction(
+    result: TxResult, raw: bytes | None, tx_hash: bytes, chain_id: str | None
+) -> PublicTransaction:
+    message = None if raw is None else parse_reveal(raw)
     kind: Literal["reveal", "other"] = "other" if message is None else "reveal"
     return PublicTransaction(
         hash=tx_hash.hex().upper(),
         chain_id=chain_id,
-        height=transaction.height,
-        code=transaction.code,
-        log=sanitize_text(transaction.log),
-        kind=None if transaction.raw is None else kind,
-        bytes=None if transaction.raw is None else len(transaction.raw),
+        height=result.height,
+        code=result.code,
+        log=sanitize_text(result.log),
+        kind=None if raw is None else kind,
+        bytes=None if raw is None else len(raw),
         reveal=None if message is None else PublicReveal(**reveal_fields(message), proof_bytes=len(message.proof)),
     )
 

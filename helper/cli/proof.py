@@ -242,11 +242,11 @@ async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None
             raise ProofBundleError(
                 f"the bundle is from chain {proof_bundle.chain_id}, the nodes are on {nodes.reported_chain_id}"
             )
-        transaction = await chain.find_transaction(bytes.fromhex(proof_bundle.tx_hash))
-        if transaction is None:
+        found = await chain.find_transaction(bytes.fromhex(proof_bundle.tx_hash))
+        if found is None:
             raise ProofBundleError("no node has the transaction in a block")
         if not await chain.is_counted_in_block(proof_bundle.transaction, proof_bundle.height):
-            raise ProofBundleError(f"the nodes report block {transaction.height} and code {transaction.code}")
+            raise ProofBundleError(f"the nodes report block {found[0].height} and code {found[0].code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None or state.root != proof_bundle.root:
             raise ProofBundleError(f"the nodes report a different root, or none, at height {message.anchor_height}")

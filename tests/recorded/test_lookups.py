@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from helper.chain.block_reader import ChainLookups
-from helper.chain.chain_data import Anchor
+from helper.chain.chain_data import Anchor, TxResult
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import ChainUnavailable
 from tests.conftest import read_recorded_lines
@@ -81,21 +81,19 @@ async def test_reveal_lookup_ignores_failed_transaction() -> None:
     assert result.raw == reveal.to_tx()
     transaction = await chain.find_transaction(sha256(failed).digest())
     assert transaction is not None
-    assert (transaction.height, transaction.code, transaction.raw) == (height, 1, failed)
+    assert (transaction[0].height, transaction[0].code, transaction[1]) == (height, 1, failed)
 
 
 async def test_transaction_lookup_returns_bytes_if_available() -> None:
     node = create_recorded_node()
     chain = await create_lookup_chain(node, rpc=True)
     reveal, height = RECORDED_REVEALS[0]
-    transaction = await chain.find_transaction(reveal.tx_hash())
-    assert transaction is not None
-    assert (transaction.height, transaction.code, transaction.log, transaction.raw) == (height, 0, "", reveal.to_tx())
+    assert await chain.find_transaction(reveal.tx_hash()) == (TxResult(0, height, ""), reveal.to_tx())
     assert await chain.find_transaction(b"\xab" * 32) is None
     node.lowest_height = 119
     transaction = await chain.find_transaction(reveal.tx_hash())
     assert transaction is not None
-    assert transaction.raw is None
+    assert transaction[1] is None
     with pytest.raises(ChainUnavailable):
         await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height, height + 1))
 

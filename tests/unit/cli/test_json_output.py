@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_reader import IncludedTx
+from helper.chain.chain_data import TxResult
 from helper.cli.chain import _describe_transaction
 from helper.core.json_records import to_json
 from helper.core.share import ShareState
@@ -181,9 +181,9 @@ def test_json_output_of_proof_bundle_and_tx(run_json: RunJson, monkeypatch: pyte
     monkeypatch.setattr("helper.cli.proof._find", find)
     run_json("proof export", "ab" * 32, "--output", "b.zip")
 
-    for printed in (
-        IncludedTx(5, 0, "", FIRST_EVIDENCE.transaction),
-        IncludedTx(5, 1, "no", b"\x05x"),
-        IncludedTx(5, 0, "", None),
+    for result, raw in (
+        (TxResult(0, 5, ""), FIRST_EVIDENCE.transaction),
+        (TxResult(1, 5, "no"), b"\x05x"),
+        (TxResult(0, 5, ""), None),
     ):
-        assert_conforms("tx-lookup", to_json(_describe_transaction(printed, b"\xab" * 32, "chain-1")))
+        assert_conforms("tx-lookup", to_json(_describe_transaction(result, raw, b"\xab" * 32, "chain-1")))
