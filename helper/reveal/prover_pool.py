@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import count
 from statistics import median
@@ -136,19 +136,19 @@ WorkerSpawner = Callable[..., Awaitable[WorkerProcess]]
 """Starts a worker, as `WorkerProcess.spawn` does."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, order=True)
 class _Task:
-    frame: Frame
-    future: asyncio.Future[Frame]
-    begin: Callable[[], Awaitable[bool]]
+    """A job: those with priority come first, both kinds in the order of their submission."""
+
+    has_no_priority: bool
+    number: int
+    frame: Frame = field(compare=False)
+    future: asyncio.Future[Frame] = field(compare=False)
+    begin: Callable[[], Awaitable[bool]] = field(compare=False)
 
     @property
     def circuit(self) -> str:
         return str(self.frame["circuit"])
-
-
-_QueuedTask = tuple[bool, int, _Task]
-"""Whether it has no priority, number of submission, job: priority jobs first, both kinds in order of submission."""
 
 
 async def _begin() -> bool:
@@ -181,7 +181,7 @@ class ProverPool:
     check_start: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        self._queue: asyncio.PriorityQueue[_QueuedTask] = asyncio.PriorityQueue()
+        self._queue: asyncio.PriorityQueue[_Task] = asyncio.PriorityQueue()
         self._numbers = count()
         self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
@@ -238,7 +238,7 @@ class ProverPool:
             raise errors.exceptions[0] from None
         finally:
             while not self._queue.empty():
-                self._queue.get_nowait()[2].future.cancel()
+                self._queue.get_nowait().future.cancel()
 
     async def prove(
         self,
@@ -286,7 +286,7 @@ class ProverPool:
         self, frame: Frame, begin: Callable[[], Awaitable[bool]] = _begin, *, has_priority: bool = True
     ) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        await self._queue.put((not has_priority, next(self._numbers), _Task(frame, future, begin)))
+        await self._queue.put(_Task(not has_priority, next(self._numbers), frame, future, begin))
         reply = await future
         if "error" in reply:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")
@@ -323,14 +323,14 @@ class ProverPool:
             circuits = {self.circuits[0]}  # those whose keys this worker has
             while True:
                 missing = [circuit for circuit in self.circuits if circuit not in circuits]
-                queued = await self._next_task(process, LOAD_IDLE_SECONDS if missing else None)
-                if queued is None:
+                task = await self._next_task(process, LOAD_IDLE_SECONDS if missing else None)
+                if task is None:
                     circuits.update(await self._load_when_idle(process, missing))
-                elif (task := queued[2]).circuit in circuits:
+                elif task.circuit in circuits:
                     await self._run_task(process, task)
                 else:
                     # The job waits in the queue, so that neither the time nor a failure of this counts for its share.
-                    self._queue.put_nowait(queued)
+                    self._queue.put_nowait(task)
                     is_ready = False  # a worker that fails here is restarted after a delay
                     await self._create_keys(process, {"op": "load", "circuits": [task.circuit]})
                     is_ready = True
@@ -400,7 +400,7 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: WorkerProcess, timeout: float | None) -> _QueuedTask | None:
+    async def _next_task(self, process: WorkerProcess, timeout: float | None) -> _Task | None:
         """Wait for the next job, None after `timeout` seconds; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())
