@@ -7,7 +7,6 @@ the size limit applies to the received bytes. Errors contain whether the request
 
 from __future__ import annotations
 
-import math
 import re
 import socket
 from collections import deque
@@ -310,7 +309,7 @@ class NodeHttp:
         # By kind of request; None without limits from recent times.
         self._read_times: dict[str, ResponseTimes] | None = {} if is_adaptive else None
         self._send_times = ResponseTimes(RESPONSE_WAIT_SECONDS)
-        self._in_progress: set[float] = set()  # start of each call, in event loop time
+        self._in_progress: dict[anyio.CancelScope, float] = {}  # start of each call, in event loop time, in order
         options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
         create = partial(create_transport, connections, socket_options=options)
         self._reusable = _Connections(parsed, transport or create(max_idle=8), _create_timeout(timeout))
@@ -325,7 +324,8 @@ class NodeHttp:
     @property
     def is_slow(self) -> bool:
         """Whether a call has been in progress for more than `SLOW_CALL_SECONDS` seconds."""
-        return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
+        oldest = next(iter(self._in_progress.values()), None)
+        return oldest is not None and anyio.current_time() - oldest > SLOW_CALL_SECONDS
 
     @property
     def response_wait(self) -> float:
@@ -335,12 +335,9 @@ class NodeHttp:
     @contextmanager
     def _limit_time(self, seconds: float, times: ResponseTimes | None = None) -> Iterator[anyio.CancelScope]:
         """Apply a total timeout to a call, which `times` limits further. Raises `NoResponse` for its failures."""
-        started_at = anyio.current_time()
-        while started_at in self._in_progress:
-            started_at = math.nextafter(started_at, math.inf)
-        self._in_progress.add(started_at)
         try:
             with anyio.fail_after(seconds) as scope:
+                self._in_progress[scope] = anyio.current_time()
                 yield scope
         except (httpx.HTTPError, TimeoutError) as error:
             no_response = _create_no_response(error, seconds if times is None else times.limit)
@@ -348,7 +345,7 @@ class NodeHttp:
                 times.forget()
             raise no_response from None
         finally:
-            self._in_progress.discard(started_at)
+            self._in_progress.pop(scope, None)
 
     async def get(
         self, path: str, params: dict[str, str] | None = None, *, limit: int = DEFAULT_LIMIT_BYTES
