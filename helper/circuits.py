@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Version = tuple[int, int, int]
 
-LATEST_KNOWN_VERSION: Final[Version] = (1, 7, 0)
+LATEST_KNOWN_VERSION: Final = "v1.7.0"
 """Newest chain version whose circuit is known to this release. Newer ones are assumed to verify the same circuit."""
 
 # A release tag, its pre-releases (v1.5.0-rc.0), builds after it (v1.3.0-12-gabc), with or without the "v". The number
@@ -47,13 +47,8 @@ def parse_version(text: str) -> Version | None:
 
 def is_newer_than_known(text: str) -> bool:
     """Whether a node's version is newer than all versions that this release knows."""
-    version = parse_version(text)
-    return version is not None and version > LATEST_KNOWN_VERSION
-
-
-def format_version(version: Version) -> str:
-    """Return a version as release tags spell it."""
-    return f"v{'.'.join(map(str, version))}"
+    version, known = parse_version(text), parse_version(LATEST_KNOWN_VERSION)
+    return version is not None and known is not None and version > known
 
 
 Job = dict[str, Any]
@@ -359,20 +354,18 @@ def circuit_for_version(version: str) -> str | None:
     None if the version cannot be parsed.
     """
     parsed = parse_version(version)
-    return None if parsed is None else _newest_circuit(parsed)
+    if parsed is None:
+        return None
+    return next(
+        name
+        for name, generation in reversed(GENERATIONS.items())
+        if generation.first_version is not None and generation.first_version <= parsed
+    )
 
 
 def default_circuit() -> str:
     """Return the generation that is tried first if the chain's version is unknown: that of the newest version."""
-    return _newest_circuit((10**6, 0, 0))
-
-
-def _newest_circuit(version: tuple[int, int, int]) -> str:
-    return next(
-        name
-        for name, generation in reversed(GENERATIONS.items())
-        if generation.first_version is not None and generation.first_version <= version
-    )
+    return next(name for name, each in reversed(GENERATIONS.items()) if each.first_version is not None)
 
 
 def read_shares(bodies: Sequence[bytes]) -> Sequence[Result]:

@@ -10,7 +10,6 @@ from helper.circuits import (
     LATEST_KNOWN_VERSION,
     circuit_for_version,
     default_circuit,
-    format_version,
     is_newer_than_known,
 )
 from helper.clock import Clock
@@ -121,7 +120,7 @@ def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str])
             text = f"the chain accepts {current}, although the nodes report version {reported}"
             advice = "the accepted circuit takes precedence over reported versions."
             return warn("circuit", text, f"If reveals are confirmed, no action is needed: {advice}", **facts)
-        assumed = f"{verified}, as for version {format_version(LATEST_KNOWN_VERSION)}"
+        assumed = f"{verified}, as for version {LATEST_KNOWN_VERSION}"
         text = f"{verified}, according to node version {reported}"
         if verified is None:
             first = current or f"{default_circuit()} first"
