@@ -103,19 +103,13 @@ _RETRY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, exce
 _LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
-def classify_response(
-    status: int | None, body: bytes | None, sent: bool, *, retry_after: int | None = None
-) -> BroadcastOutcome:
-    """Classify the response to a broadcast.
+def create_unanswered(log: str, *, may_be_sent: bool) -> BroadcastOutcome:
+    """Create the outcome of a broadcast without a complete response."""
+    return BroadcastOutcome(Verdict.AMBIGUOUS if may_be_sent else Verdict.UNAVAILABLE, log, may_be_sent=may_be_sent)
 
-    Args:
-        status: HTTP status, None without a complete response.
-        body: body of the response, None without a complete response.
-        sent: without a complete response, whether any byte may have been sent.
-        retry_after: the response's `Retry-After` in seconds, None without one.
-    """
-    if status is None or body is None:
-        return BroadcastOutcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, may_be_sent=sent)
+
+def classify_response(status: int, body: bytes, *, retry_after: int | None = None) -> BroadcastOutcome:
+    """Classify the response to a broadcast. `retry_after` is its `Retry-After` in seconds, None without one."""
     if status in _NOT_PROCESSED_STATUSES or 300 <= status < 400:
         return BroadcastOutcome(
             Verdict.UNAVAILABLE, log=f"HTTP {status}", retry_after=retry_after if status in _RETRY_STATUSES else None

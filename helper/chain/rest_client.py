@@ -11,13 +11,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 import anyio
 
-from helper.chain.broadcast_outcome import BroadcastOutcome, Verdict, classify_response, sanitize_text
+from helper.chain.broadcast_outcome import (
+    BroadcastOutcome,
+    Verdict,
+    classify_response,
+    create_unanswered,
+    sanitize_text,
+)
 from helper.chain.chain_data import (
     MAX_INT,
     MAX_LEAVES,
@@ -283,10 +289,10 @@ class ChainClient(NodeHttp):
         try:
             response = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json(), progress)
         except NoResponse as error:
-            return replace(classify_response(None, None, error.sent), log=str(error))
+            return create_unanswered(str(error), may_be_sent=error.sent)
         except ChainResponseError as error:
             return BroadcastOutcome(Verdict.AMBIGUOUS, log=str(error))
-        outcome = classify_response(response.status, response.body, sent=True, retry_after=response.retry_after)
+        outcome = classify_response(response.status, response.body, retry_after=response.retry_after)
         expected_hash = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
             log = "the node reports a different hash than that of the transaction sent"

@@ -19,7 +19,7 @@ from helper.chain.broadcast_outcome import (
     BroadcastOutcome,
     Verdict,
     classify_refusal,
-    classify_response,
+    create_unanswered,
 )
 from helper.chain.chain_data import TxResult
 from helper.chain.commitment_trees import CommitmentTreeSync
@@ -560,8 +560,8 @@ class SendCall:
                 self._task.cancel()
                 await asyncio.wait({self._task})
                 if self._task.cancelled():  # the first byte may have left just before that
-                    outcome = classify_response(None, None, self._progress.has_started)
-                    return replace(outcome, log=f"no connection within {seconds:.3g} s")
+                    reason = f"no connection within {seconds:.3g} s"
+                    return create_unanswered(reason, may_be_sent=self._progress.has_started)
             if not self._task.done() and self.written_at is not None:
                 return None
             return await self._task

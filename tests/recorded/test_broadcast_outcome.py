@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, REFUSALS, Verdict, classify_response
+from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, REFUSALS, Verdict, classify_response, create_unanswered
 from tests.conftest import read_recorded_lines
 
 VERDICT_BY_EXCHANGE = {
@@ -34,12 +34,12 @@ def test_verdicts_cover_every_recorded_broadcast() -> None:
 
 @pytest.mark.parametrize("row", RECORDED_POSTS, ids=lambda row: row["name"])
 def test_recorded_refusal_has_expected_verdict(row: dict[str, Any]) -> None:
-    outcome = classify_response(row["status"], json.dumps(row["response"]).encode(), sent=True)
+    outcome = classify_response(row["status"], json.dumps(row["response"]).encode())
     assert outcome.verdict is VERDICT_BY_EXCHANGE[row["name"]]
 
 
 def test_recorded_acceptance_has_accepted_verdict(recorded_reveals: list[dict[str, Any]]) -> None:
-    outcomes = [classify_response(200, json.dumps(row["response"]).encode(), sent=True) for row in recorded_reveals]
+    outcomes = [classify_response(200, json.dumps(row["response"]).encode()) for row in recorded_reveals]
     assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED] * 16
     assert [outcome.tx_hash for outcome in outcomes] == [row["response"]["tx_hash"] for row in recorded_reveals]
 
@@ -53,7 +53,7 @@ def test_only_refusals_of_the_message_can_cost_an_attempt() -> None:
 
 def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
     body = json.dumps({"tx_hash": "AB", "code": code, "log": log}).encode()
-    return classify_response(status, body, sent=True).verdict
+    return classify_response(status, body).verdict
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_verdict_depends_on_code_and_log(code: int, log: str, verdict: Verdict) 
 
 def test_verdict_of_mempool_duplicate_is_accepted() -> None:
     body = {"tx_hash": "AB", "code": 0, "log": "tx pending in mempool (duplicate submission)"}
-    assert classify_response(200, json.dumps(body).encode(), sent=True).verdict is Verdict.ACCEPTED
+    assert classify_response(200, json.dumps(body).encode()).verdict is Verdict.ACCEPTED
 
 
 @pytest.mark.parametrize("status", [429, 503, 404, 401, 301, 307])
 def test_verdict_of_unprocessed_request_is_unavailable(status: int) -> None:
-    assert classify_response(status, b"<html>", sent=True).verdict is Verdict.UNAVAILABLE
+    assert classify_response(status, b"<html>").verdict is Verdict.UNAVAILABLE
 
 
 def test_verdict_of_request_that_the_node_did_not_read_in_time_is_unavailable() -> None:
     body = b'{"error":"read body: read tcp 10.0.0.1:1317->10.0.0.2:4711: i/o timeout"}'
-    assert classify_response(400, body, sent=True).verdict is Verdict.UNAVAILABLE
+    assert classify_response(400, body).verdict is Verdict.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test_verdict_of_request_that_the_node_did_not_read_in_time_is_unavailable() 
     ],
 )
 def test_verdict_of_unclear_response_is_ambiguous(status: int, body: bytes) -> None:
-    assert classify_response(status, body, sent=True).verdict is Verdict.AMBIGUOUS
+    assert classify_response(status, body).verdict is Verdict.AMBIGUOUS
 
 
 def test_verdict_without_response_depends_on_sent() -> None:
-    lost, never_sent = classify_response(None, None, sent=True), classify_response(None, None, sent=False)
+    lost, never_sent = create_unanswered("", may_be_sent=True), create_unanswered("", may_be_sent=False)
     assert (lost.verdict, lost.may_be_sent) == (Verdict.AMBIGUOUS, True)
     assert (never_sent.verdict, never_sent.may_be_sent) == (Verdict.UNAVAILABLE, False)
 
@@ -126,10 +126,10 @@ def test_verdict_without_response_depends_on_sent() -> None:
 def test_verdict_log_contains_no_nullifier(recorded_exchanges: list[dict[str, Any]]) -> None:
     row = next(row for row in recorded_exchanges if "already spent" in row["name"])
     nullifier = row["response"]["log"].rsplit(" ", 1)[1]
-    outcome = classify_response(row["status"], json.dumps(row["response"]).encode(), sent=True)
+    outcome = classify_response(row["status"], json.dumps(row["response"]).encode())
     assert outcome.log.startswith("nullifier already spent")
     assert nullifier not in outcome.log
-    assert "\n" not in classify_response(422, b'{"code":1,"log":"a\\nb"}', sent=True).log
+    assert "\n" not in classify_response(422, b'{"code":1,"log":"a\\nb"}').log
 
 
 def test_verdict_table_ends_with_catch_all() -> None:

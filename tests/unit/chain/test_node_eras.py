@@ -105,7 +105,7 @@ async def test_acceptance_of_another_transaction_is_ambiguous() -> None:
 def test_outcome_unknown_to_the_node_is_ambiguous() -> None:
     tx_hash = MESSAGE.tx_hash().hex().upper()
     body = json.dumps({"error": f"broadcast outcome unknown after retries; tx_hash={tx_hash}"}).encode()
-    outcome = classify_response(502, body, sent=True)
+    outcome = classify_response(502, body)
     assert (outcome.verdict, outcome.may_be_sent) == (Verdict.AMBIGUOUS, True)
     assert outcome.log.startswith("broadcast outcome unknown")
     assert tx_hash not in outcome.log
