@@ -284,7 +284,11 @@ class ProofNotNeeded(ProverError):
 
 
 class ShareRefused(HelperError):
-    """A wallet's share was rejected for good. `field` is the name of the invalid payload field, if there is one."""
+    """A wallet's share, or a parameter of a path, was rejected for good.
+
+    `field` is the name of the invalid field as on the wire (`enc_share.c1`, `share_comms[3]`), or `body`, if there is
+    one. The message does not contain its value.
+    """
 
     advice = "No action is needed; the response to the wallet contains the reason."
 

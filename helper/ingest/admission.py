@@ -174,8 +174,7 @@ class AdmissionController:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
 
         Raises:
-            PayloadError: the body is not a valid share.
-            ShareRefused: 400, invalid on the chain (`field` names the invalid field).
+            ShareRefused: 400, the body is not a valid share, or it is invalid on the chain.
             TemporaryRefusal: the share may be accepted later.
             ClientLeft: the client disconnected.
         """

@@ -42,20 +42,6 @@ More calls would also make the batches smaller, and each costs the event loop tw
 _POSTED: Final = tuple(field.name for field in SHARE_FIELDS)
 
 
-class PayloadError(Exception):
-    """A payload or path parameter is not valid.
-
-    Attributes:
-        field: name of the invalid field, as on the wire (`enc_share.c1`, `share_comms[3]`), or `body`.
-        message: why it is invalid, without its value.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
-
-
 MAX_SHARE_BODY_BYTES: Final = 1 << 20
 """Maximum bytes of a body: 1 MiB."""
 SMALL_BODY_BYTES: Final = 16 << 10
@@ -69,13 +55,13 @@ _FIELDS: Final[Mapping[str, Field]] = {BODY_FIELD: SHARE_JSON, **dict(wire_names
 """The fields by their name in errors."""
 
 
-def invalid_share(invalid: InvalidShare) -> PayloadError:
-    """The error of an invalid body, with the text of its reason."""
+def invalid_share(invalid: InvalidShare) -> ShareRefused:
+    """The error of an invalid body, with the text of its reason and without the field's value."""
     if invalid.reason == "too-large":
         message = f"the fields of the share are larger than {SMALL_BODY_BYTES} bytes together"
     else:
         message = error_message(_FIELDS.get(invalid.field), invalid.reason, invalid.actual)
-    return PayloadError(invalid.field, message)
+    return ShareRefused(400, message, field=invalid.field)
 
 
 class Checks(Protocol):
@@ -100,7 +86,7 @@ class CheckedShare:
     nullifier: bytes = field(repr=False)
 
 
-Result = ReadShare | InvalidShare | CheckedShare | PayloadError
+Result = ReadShare | InvalidShare | CheckedShare | ShareRefused
 """Result of the validation of a body: of the native one (the first two), or of another generation's."""
 
 
@@ -108,11 +94,11 @@ def checked_share(result: Result) -> CheckedShare:
     """Convert the result of the validation.
 
     Raises:
-        PayloadError: the body is invalid; names the first invalid field.
+        ShareRefused: 400, the body is invalid; names the first invalid field.
     """
     if isinstance(result, InvalidShare):
         raise invalid_share(result)
-    if isinstance(result, PayloadError):
+    if isinstance(result, ShareRefused):
         raise result
     if isinstance(result, CheckedShare):
         return result
@@ -141,8 +127,7 @@ class ShareValidator:
         """Parse and validate a request's body.
 
         Raises:
-            PayloadError: the body is not a valid share.
-            ShareRefused: 400, the validation failed.
+            ShareRefused: 400, the body is not a valid share, or the validation failed.
             ClientLeft: the client disconnected before the validation began.
         """
         result = await self._validate_in_batch(body, has_left) if len(body) <= SMALL_BODY_BYTES else None

@@ -16,8 +16,8 @@ from helper.chain.reveal_transaction import RevealMessage, parse_reveal
 from helper.circuits import GENERATIONS, generation_of_kind
 from helper.core.share import ShareState
 from helper.core.text_forms import clean_text
-from helper.errors import ExportFileError
-from helper.ingest.validator import CheckedShare, Checks, PayloadError, checked_share
+from helper.errors import ExportFileError, ShareRefused
+from helper.ingest.validator import CheckedShare, Checks, checked_share
 from helper.store.exported_shares import ExportedShare, ValidatedShare
 from helper.store.models import HistoryEntry, PreparedReveal
 from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow
@@ -135,7 +135,7 @@ def parse_share_line(checks: Checks, line: bytes) -> ValidatedShare:
     try:
         parsed = _ShareLine.model_validate_json(line, strict=True)
         checked = checked_share(checks.read_shares([orjson.dumps(parsed.share)])[0])
-    except (ValidationError, orjson.JSONEncodeError, PayloadError, ProofsError):
+    except (ValidationError, orjson.JSONEncodeError, ShareRefused, ProofsError):
         raise ExportFileError("invalid share line") from None
     state = ShareState.parse(parsed.state)
     if (state is ShareState.SENT) != (parsed.reveal is not None):

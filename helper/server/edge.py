@@ -48,7 +48,6 @@ from helper.core.refusals import (
     retry_after_of,
 )
 from helper.errors import ClientLeft, ShareRefused
-from helper.ingest.validator import PayloadError
 from helper.server import protocol
 from helper.server.protocol import TRACE_HEADER, Headers, RequestTrace
 
@@ -283,7 +282,7 @@ async def _handle_unexpected_error(_request: Request, _error: Exception) -> Resp
 
 # ---------------------------------------------------------------------- errors
 
-_EXPECTED: Final = (HTTPException, PayloadError, ShareRefused, TemporaryRefusal, ClientDisconnect, ClientLeft)
+_EXPECTED: Final = (HTTPException, ShareRefused, TemporaryRefusal, ClientDisconnect, ClientLeft)
 """Errors to which `error_response_to` has a response."""
 
 
@@ -295,9 +294,6 @@ def error_response_to(error: Exception, path: str, headers: Headers, request_id:
         text = http_error_text(error, _STATUS_TEXTS)
         log_refusal(request_id, error.status_code, text)
         return route_error_response(path, error.status_code, text, error.headers)
-    if isinstance(error, PayloadError):
-        log_refusal(request_id, HTTPStatus.BAD_REQUEST, str(error))
-        return error_response(HTTPStatus.BAD_REQUEST, str(error))
     if isinstance(error, ShareRefused):
         text = f"{error.field}: {error}" if error.field else str(error)
         log_refusal(request_id, error.status, text)

@@ -22,7 +22,6 @@ from helper.core.share import ShareState
 from helper.core.share_fields import HexField, error_message
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.admission import AdmissionController, longest_wait
-from helper.ingest.validator import PayloadError
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server import protocol
 from helper.server.body_reader import BodyReader
@@ -257,7 +256,7 @@ def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool
 
 
 def _classify_error(error: Exception) -> str:
-    if isinstance(error, PayloadError | ShareRefused):
+    if isinstance(error, ShareRefused):
         return "refused"
     if isinstance(error, ClientLeft):
         return "broken_off"
@@ -282,12 +281,12 @@ def parse_hex32(field: str, text: str) -> bytes:
     """Parse 32 bytes in hex from a path.
 
     Raises:
-        PayloadError: it is not 64 hex characters.
+        ShareRefused: 400, it is not 64 hex characters.
     """
     try:
         return _PATH_HEX_FIELD.decode(text)
     except ValueError:
-        raise PayloadError(field, error_message(_PATH_HEX_FIELD, "not-hex")) from None
+        raise ShareRefused(400, error_message(_PATH_HEX_FIELD, "not-hex"), field=field) from None
 
 
 def queue_status_body(

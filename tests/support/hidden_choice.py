@@ -19,7 +19,7 @@ from helper.circuits import GENERATIONS, CircuitGeneration, Job, RevealFields
 from helper.core.share import Share
 from helper.core.share_fields import ArrayField, Base64Field, HexField, IntegerField, ObjectField
 from helper.errors import ShareRefused
-from helper.ingest.validator import CheckedShare, PayloadError, Result
+from helper.ingest.validator import CheckedShare, Result
 from helper.reveal.prover_worker import main
 from proofs import CircuitInfo
 
@@ -132,13 +132,13 @@ class HiddenChoiceGeneration(CircuitGeneration):
     def _read(self, body: bytes) -> Result:
         posted = json.loads(body)
         if not 2 <= posted["option_count"] <= OPTIONS:
-            return PayloadError("option_count", f"must be from 2 to {OPTIONS}")
+            return ShareRefused(400, f"must be from 2 to {OPTIONS}", field="option_count")
         ciphertexts = [b64decode(value) for value in posted["enc_shares"]]
         blind, comms = b64decode(posted["primary_blind"]), [b64decode(value) for value in posted["share_comms"]]
         if comms[posted["share_index"]] != digest("share", blind, *ciphertexts):
-            return PayloadError("enc_shares", "do not match their commitment")
+            return ShareRefused(400, "do not match their commitment", field="enc_shares")
         if b64decode(posted["shares_hash"]) != digest("shares", *comms):
-            return PayloadError("shares_hash", "is not the hash of share_comms")
+            return ShareRefused(400, "is not the hash of share_comms", field="shares_hash")
         share = HiddenShare(
             round_id=bytes.fromhex(posted["vote_round_id"]),
             share_index=posted["share_index"],

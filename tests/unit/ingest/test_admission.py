@@ -18,7 +18,7 @@ from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController, longest_wait
-from helper.ingest.validator import PayloadError, ShareValidator
+from helper.ingest.validator import ShareValidator
 from helper.store.models import EnqueueResult
 from proofs import InvalidShare, ProofsError
 from tests.support.payloads import share_body
@@ -223,7 +223,7 @@ async def test_admission_invalid_share_is_refused_before_chain_checks(harness: H
     harness.checks.invalid = invalid
     harness.chain.rounds.clear()  # the hashes are checked before the round
     harness.pause = PauseReason.NO_NODE_IN_SYNC
-    with pytest.raises(PayloadError) as refused:
+    with pytest.raises(ShareRefused) as refused:
         await harness.intake.admit(create_body())
     assert refused.value.field == invalid.field
     assert harness.store.calls == []
@@ -246,7 +246,7 @@ async def test_admission_takes_proposals_1_to_50_of_the_round(harness: Harness) 
     for number in (1, 37, 50):
         assert await harness.intake.admit(share_body(make_share(proposal_id=number))) is EnqueueResult.QUEUED
     for number in (0, 51):
-        with pytest.raises(PayloadError, match="proposal_id: must be from 1 to 50"):
+        with pytest.raises(ShareRefused, match="must be from 1 to 50"):
             await harness.intake.admit(share_body(make_share(proposal_id=number)))
     assert [share.proposal_id for share in harness.store.shares] == [1, 37, 50]
 

@@ -17,7 +17,7 @@ import pytest
 import proofs
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
-from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, PayloadError, ShareValidator, invalid_share
+from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, ShareValidator, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import PayloadMutator
 from tests.support.payloads import decode_share
@@ -57,7 +57,7 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
         assert share == decoded(posted)
     for invalid in results:
         if isinstance(invalid, InvalidShare):
-            assert str(invalid_share(invalid)).startswith(f"{invalid.field}: ")
+            assert invalid_share(invalid).field == invalid.field
 
 
 SEALED = PAYLOADS[0]["enc_share"]
@@ -92,7 +92,7 @@ async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
     await checker.validate_body(create_body())
     other = [*PAYLOADS[0]["share_comms"]]
     other[15], other[14] = other[14], other[15]
-    with pytest.raises(PayloadError, match="is not the hash of share_comms"):
+    with pytest.raises(ShareRefused, match="is not the hash of share_comms"):
         await checker.validate_body(create_body(share_comms=other))
 
 
@@ -209,6 +209,7 @@ async def test_validator_failed_batch_is_read_one_by_one() -> None:
     accepted, missing, failed = await asyncio.gather(*map(checker.validate_body, posted), return_exceptions=True)
     assert isinstance(accepted, CheckedShare)
     assert accepted.share == parse_share(create_body())
-    assert (type(missing), str(missing)) == (PayloadError, "tree_position: is missing")
+    assert isinstance(missing, ShareRefused)
     assert isinstance(failed, ShareRefused)
-    assert (failed.status, str(failed)) == (400, "the share could not be validated")
+    assert (missing.status, missing.field, str(missing)) == (400, "tree_position", "is missing")
+    assert (failed.status, failed.field, str(failed)) == (400, None, "the share could not be validated")

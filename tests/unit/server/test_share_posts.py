@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from helper.chain.chain_data import RoundStatus
 from helper.core.refusals import PauseReason
 from helper.errors import ClientLeft, ShareRefused, StoreError, StoreFull
-from helper.ingest.validator import PayloadError
 from helper.server.edge import Edge
 from helper.server.listening import Server
 from helper.server.protocol import Request
@@ -112,7 +111,9 @@ ERRORS = [
     ),
     Scenario("an unexpected exception", [VALID_POST], [409], fail_check(HTTPException(409, "no", {"X-Odd": "one"}))),
     Scenario("an exception with the status text", [VALID_POST], [405], fail_check(HTTPException(405))),
-    Scenario("an invalid field, detected late", [VALID_POST], [400], fail_check(PayloadError("submit_at", "is wrong"))),
+    Scenario(
+        "an invalid field, detected late", [VALID_POST], [400], fail_check(ShareRefused(400, "no", field="index"))
+    ),
     Scenario("a client reported as disconnected", [VALID_POST], [400], fail_check(ClientLeft("gone"))),
     Scenario("an invalid point", [VALID_POST], [400], check_returns(InvalidShare("enc_share.c2", "identity"))),
     Scenario("paused", [VALID_POST], [503], pause_intake),
