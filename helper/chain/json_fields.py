@@ -10,11 +10,14 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from datetime import datetime
+from typing import TypeVar
 
 import orjson
 
 from helper.core.text_forms import clean_text
 from helper.errors import InvalidResponse
+
+T = TypeVar("T")
 
 UINT64_MAX = 2**64 - 1
 
@@ -103,20 +106,19 @@ class Fields:
 
     def text(self, name: str) -> str:
         """A string without control characters (`clean_text`); "" if missing."""
-        value = self._value.get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self.invalid_field(name, f"expected a string, got {_kind(value)}")
-        return clean_text(value)
+        return clean_text(self._typed(name, str, "a string"))
 
     def boolean(self, name: str) -> bool:
         """A boolean; False if missing."""
+        return self._typed(name, bool, "true or false")
+
+    def _typed(self, name: str, kind: type[T], expected: str) -> T:
+        """A value of this type; the empty one if missing or null."""
         value = self._value.get(name)
         if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self.invalid_field(name, f"expected true or false, got {_kind(value)}")
+            return kind()
+        if not isinstance(value, kind):
+            raise self.invalid_field(name, f"expected {expected}, got {_kind(value)}")
         return value
 
     def base64_bytes(self, name: str, length: int) -> bytes:
@@ -150,12 +152,7 @@ class Fields:
 
     def items(self, name: str) -> list[object]:
         """A list; empty if missing or null."""
-        value = self._value.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.invalid_field(name, f"expected a list, got {_kind(value)}")
-        return value
+        return self._typed(name, list, "a list")
 
     def children(self, name: str) -> list[Fields]:
         """A list of objects; empty if missing or null."""
