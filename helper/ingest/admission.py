@@ -205,7 +205,7 @@ class AdmissionController:
     def _find_refusal(self, checked: CheckedShare, arrived_at: float) -> ShareRefused | TemporaryRefusal | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
         share, view = checked.share, self.rounds.view(checked.share.round_id)
-        pause = self._current_pause() or self.get_round_pause_reason(share.round_id)
+        pause = self._find_pause(share.round_id)
         paused = None if pause is None else TemporaryRefusal(Situation.PAUSED, pause)
         if view.known is None:
             return paused or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)
@@ -227,13 +227,13 @@ class AdmissionController:
             return paused
         return (paused or TemporaryRefusal(Situation.VOTE_NOT_SYNCED)) if status in _GROWING_STATUSES else None
 
-    def _current_pause(self) -> str | None:
-        """Why no share is accepted now; evaluated once per iteration of the event loop."""
+    def _find_pause(self, round_id: bytes) -> str | None:
+        """Why no share of a round is accepted now; that of all rounds is found once per iteration of the event loop."""
         if not self._is_pause_current:
             self._is_pause_current = True
             self._pause_reason = self.get_pause_reason()
             asyncio.get_running_loop().call_soon(self._expire_pause)
-        return self._pause_reason
+        return self._pause_reason or self.get_round_pause_reason(round_id)
 
     def _expire_pause(self) -> None:
         self._is_pause_current = False
@@ -289,7 +289,7 @@ class AdmissionController:
 
     def _is_paused(self, share: Share) -> bool:
         """Whether there is a pause that the next scheduled sync does not end, as it ends the start."""
-        pause = self._current_pause() or self.get_round_pause_reason(share.round_id)
+        pause = self._find_pause(share.round_id)
         return pause not in {None, PauseReason.CHAIN_NOT_READ}
 
 
@@ -310,7 +310,7 @@ def _find_status_refusal(status: RoundStatus, *, is_agreed: bool) -> ShareRefuse
     if status is RoundStatus.PENDING:
         return TemporaryRefusal(Situation.VOTE_NOT_SYNCED)  # an agreed status is a lower bound
     if not is_agreed:
-        return TemporaryRefusal(Situation.PAUSED, PauseCause.ROUND_STATUS_UNCONFIRMED.reason())
+        return TemporaryRefusal(Situation.PAUSED, PauseReason.ROUND_STATUS_UNCONFIRMED)
     return None if status is RoundStatus.ACTIVE else _round_not_active()
 
 
