@@ -132,6 +132,9 @@ class Service:
         self.role = ROLES[config.helper.role]
         self.store = store or create_store(config, self.clock)
         self.lease = create_lease(config, self.store, self.clock)
+
+        # ------------------------------------------------------------------ the chain
+
         self.node_pool = create_node_pool(config, self.clock, nodes)
         self.round_registry = RoundRegistry(self.store, self.node_pool)
         self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
@@ -141,6 +144,9 @@ class Service:
             trees=self.tree_sync,
             interval=config.chain.poll_seconds,
         )
+
+        # ------------------------------------------------------------------ the provers
+
         self.circuit_choice = CircuitChoice(
             config.prover.circuit,
             clock=self.clock,
@@ -159,6 +165,9 @@ class Service:
         self.proof_times = ProofTimes(
             self.prover_pool.workers, lambda: self.prover_pool.estimated_seconds(self.circuit_choice.current)
         )
+
+        # ------------------------------------------------------------------ blocks, gates and health
+
         self.new_database: str | None = None
         self._new_block = asyncio.Event()
         self._agreed_block = asyncio.Event()
@@ -190,6 +199,9 @@ class Service:
             cluster=self.cluster,
         )
         self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)
+
+        # ------------------------------------------------------------------ from a due share to its confirmation
+
         sender_lease = Lease() if self.lease is None else self.lease
         attempts = AttemptBudget(
             store=self.store,
@@ -209,7 +221,6 @@ class Service:
             clock=self.clock,
             stats=self.stats,
         )
-        self.sender.subscribe(self._new_block.set)
         revealer = Revealer(
             store=self.store,
             trees=self.tree_sync,
@@ -251,6 +262,10 @@ class Service:
             purge_after=config.helper.purge_after_hours * HOUR_SECONDS,
             lease=sender_lease,
         )
+        self.sender.subscribe(self._new_block.set)
+
+        # ------------------------------------------------------------------ what clients and operators use
+
         self.admission = AdmissionController(
             store=self.store,
             rounds=self.round_registry,
