@@ -18,7 +18,7 @@ import structlog
 from helper.chain.agreement import Pruned
 from helper.chain.block_reader import CONCURRENT_BLOCKS, BlockReader, BlockReading
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.chain_data import BlockHead
+from helper.chain.chain_data import MAX_INT, BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.reveal_transaction import shows_spent
@@ -380,18 +380,23 @@ class BlockFollower:
 
     # ------------------------------------------------------------------ sent reveals
 
-    async def _confirm(self, is_selected: Callable[[SentReveal], bool], *, must_respond: bool = False) -> list[int]:
-        """Confirm the selected sent reveals that enough nodes report as counted. Returns the ids of confirmed rows.
+    async def _confirm(
+        self, is_selected: Callable[[SentReveal], bool], *, sent_by: int = MAX_INT, must_respond: bool = False
+    ) -> list[int]:
+        """Confirm the selected reveals, first sent by this height, that enough nodes report as counted.
 
         Normally only blocks confirm a share. After blocks were missed, nodes are queried for the nullifiers of sent
         reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
+
+        Returns:
+            The ids of confirmed rows.
 
         Raises:
             ChainUnavailable: with `must_respond`, if too few nodes responded.
         """
         confirmed: list[int] = []
         after = 0
-        while page := await self.store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
+        while page := await self.store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after, sent_by=sent_by):
             after = page[-1].share_id
             selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
             counted = await self._find_counted(selected, must_respond=must_respond)
@@ -411,11 +416,11 @@ class BlockFollower:
         now = self.rounds.chain_now()
 
         def is_late(reveal: SentReveal) -> bool:
-            known, waited = self.rounds.get(reveal.round_id), height - (reveal.first_sent_height or height)
+            known = self.rounds.get(reveal.round_id)
             has_ended = known is not None and now is not None and known.vote_end_time <= now
-            return waited >= CHECK_INTERVAL_BLOCKS and (has_ended or reveal.last_outcome == Verdict.SPENT.name)
+            return has_ended or reveal.last_outcome == Verdict.SPENT.name
 
-        return await self._confirm(is_late)
+        return await self._confirm(is_late, sent_by=height - CHECK_INTERVAL_BLOCKS)
 
     async def _find_counted(
         self, reveals: Sequence[SentReveal], *, must_respond: bool = False

@@ -144,6 +144,7 @@ SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.sh
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
 WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
+  AND coalesce(m.first_sent_height, 0) <= :sent_by
 ORDER BY s.id LIMIT :limit;
 
 -- name: sent_reveal

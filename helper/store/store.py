@@ -28,6 +28,7 @@ log = structlog.get_logger("helper.store")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_GREATEST_HEIGHT: Final = 2**62
 BATCH_SHARES: Final = 200
 """Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
@@ -254,9 +255,15 @@ class Store(QueueReader, ABC):
         rows = await self._read_in_broadcast(name, params)
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
-    async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
-        """Return the shares in SENT with an id above `after_id`, by id; empty only if there are no more."""
-        while rows := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
+    async def list_unconfirmed(
+        self, *, limit: int = 1000, after_id: int = 0, sent_by: int = _GREATEST_HEIGHT
+    ) -> list[SentReveal]:
+        """Return the shares in SENT with an id above `after_id`, by id; empty only if there are no more.
+
+        Omits those whose message was first sent above the height `sent_by`.
+        """
+        params = {"limit": limit, "sent_by": sent_by}
+        while rows := await self._read_in_broadcast("unconfirmed", {**params, "after": after_id}):
             if sound := await self._read_sent(rows):
                 return sound
             after_id = rows[-1][1]

@@ -162,7 +162,9 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
                 },
             ),
         )
-        ((sent,), _) = read_sent(tx.fetch_all("unconfirmed", {"after": 0, "limit": 1}), tx.keys.row_check)
+        ((sent,), _) = read_sent(
+            tx.fetch_all("unconfirmed", {"after": 0, "limit": 1, "sent_by": 100}), tx.keys.row_check
+        )
         with transaction(database):
             steps["confirmed"] = count_steps(tx, lambda: apply_blocks(tx, [(101, 101)], [(ROUND_ID, sent.nullifier)]))
     return steps

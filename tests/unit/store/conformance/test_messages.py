@@ -115,6 +115,18 @@ async def test_unconfirmed_shares_are_paged(store: Store) -> None:
     assert await store.list_unconfirmed(after_id=7) == []
 
 
+async def test_unconfirmed_shares_are_selected_by_their_first_send(store: Store) -> None:
+    await enqueue_shares(store, 1, 2, 3)
+    for queued in await claim_all_due(store):
+        await store.run(messages.prepare, queued.id, make_reveal(queued.id))
+    for share_id, heights in {2: (100,), 3: (101, 100)}.items():
+        for height in heights:
+            await store.run(messages.mark_sending, share_id, height=height, endpoint="one", decide_height=height + 1)
+
+    assert [message.share_id for message in await store.list_unconfirmed(sent_by=100)] == [1, 2]
+    assert [message.share_id for message in await store.list_unconfirmed(sent_by=101)] == [1, 2, 3]
+
+
 def test_prepared_reveal_repr_hides_its_content() -> None:
     assert "message" not in repr(make_reveal(1))
     assert repr(make_reveal(1).tx_hash) not in repr(make_reveal(1))
