@@ -252,7 +252,7 @@ class AdmissionController:
                 return EnqueueResult.DUPLICATE
             raise
         if outcome is EnqueueResult.CLOSED:
-            raise _round_not_active()  # closed by another host, which has processed more blocks
+            raise _round_not_active()  # closed since it was checked, or by a host that has read more blocks
         if outcome is EnqueueResult.MOVED_UP:
             self.wake(max(share.submit_at, now))
             return EnqueueResult.DUPLICATE

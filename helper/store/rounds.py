@@ -143,12 +143,6 @@ def mark_closed(tx: Transaction, round_id: bytes, now: float) -> None:
     _mark(tx, round_id, "closed_ms", now)
 
 
-def is_marked_closed(tx: Transaction, round_no: int) -> bool:
-    """Return whether the store has marked a round as closed by the chain."""
-    stored = tx.read_round(round_no)
-    return stored is not None and stored.closed_ms is not None
-
-
 @exclusive
 def mark_alerted(tx: Transaction, round_id: bytes, now: float) -> None:
     """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
@@ -163,6 +157,7 @@ def _mark(tx: Transaction, round_id: bytes, column: str, now: float) -> None:
     if stored is not None and getattr(stored, column) is None:
         marked: dict[str, Any] = {column: int(now * 1000)}
         tx.execute("save_round", with_check(tx.keys.row_check, stored._replace(**marked)))
+        tx.clear_round_cache()
 
 
 @exclusive

@@ -12,7 +12,6 @@ from helper.core.share import Share, ShareState
 from helper.store.blocks import delete_share
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, EnqueueResult, QueueFilter
-from helper.store.rounds import is_marked_closed
 from helper.store.table_rows import RevealRow, Row, ShareRow, add_row_checks, encode_witness, is_sound
 from helper.store.transaction import ShareIdentity, StoredShare, TakenShare, Transaction
 from helper.store.transitions import (
@@ -44,7 +43,7 @@ class EnqueueOperation:
     """Store a share, in place of its row if that is damaged. The writer stores all that wait, with `enqueue_all`.
 
     QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
-    its key is known in any state or its nullifier is spent, CLOSED if another host has closed its round; then nothing
+    its key is known in any state or its nullifier is spent, CLOSED if its round is closed; then nothing
     changes.
     """
 
@@ -58,7 +57,7 @@ class EnqueueOperation:
 
 
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
-    """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
+    """Store shares, unless the key is known, the nullifier is spent, or the round is closed.
 
     A share whose row is damaged is stored in place of it: a damaged row is never processed, so the share would be lost
     on this host although the wallet has posted it again. A known share that waits gets the earlier due time: another
@@ -110,7 +109,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
 
 
 def _create_new(tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity) -> ShareRow | None:
-    """Return the row of a new share, None if another host has closed its round."""
+    """Return the row of a new share, None if its round is closed."""
     if tx.is_round_closed(identity[0]):
         return None
     now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
@@ -183,7 +182,7 @@ def _create_replacement(
         another host has replaced the row.
     """
     round_no, now_ms = identity[0], int(operation.now * 1000)
-    row = None if is_marked_closed(tx, round_no) else tx.get_share(damaged_id)
+    row = None if tx.is_round_closed(round_no) else tx.get_share(damaged_id)
     is_quarantined = tx.fetch_one("is_quarantined", (damaged_id,)) is not None
     if row is None or not StoredShare(row, is_quarantined).is_damaged(tx.keys.row_check):
         return None, None
@@ -373,7 +372,7 @@ def retry_failed(
         row = load_row(tx, share_id)
         if row is None or not _can_be_retried(row) or not matches_filter(row, query):
             continue
-        if row.round_id in closed or is_marked_closed(tx, row.round_no):
+        if row.round_id in closed or tx.is_round_closed(row.round_no):
             counts["closed"] += 1
             continue
         if row.is_moved and query.stage != MOVED:  # the other machine reveals it

@@ -141,6 +141,7 @@ class Transaction(ABC):
     damaged_shares: list[DamagedShare] = field(default_factory=list, kw_only=True)
     has_deleted_rows: bool = field(default=False, kw_only=True)
     _rounds: dict[bytes, RoundKey] = field(default_factory=dict, kw_only=True)
+    _closed: dict[int, bool] = field(default_factory=dict, kw_only=True)  # by round number
 
     # ------------------------------------------------------------------ implemented by each database
 
@@ -201,13 +202,6 @@ class Transaction(ABC):
 
         Only operations that are marked as `exclusive` may call this.
         """
-
-    def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002
-        """Return whether another host has closed a round. Call this after `lock_shared`.
-
-        A share that is enqueued after its round was closed would never be reported.
-        """
-        return False
 
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002
         """Return whether another host has already applied all of these nullifiers."""
@@ -279,6 +273,17 @@ class Transaction(ABC):
         row = None if columns is None else RoundRow(*columns)
         return row if row is not None and is_sound(self.keys.row_check, row) else None
 
+    def is_round_closed(self, round_no: int) -> bool:
+        """Return whether a round is marked as closed. Call this after `lock_shared`.
+
+        A share that is enqueued after its round was closed would never be reported.
+        """
+        closed = self._closed.get(round_no)
+        if closed is None:
+            row = self.read_round(round_no)
+            closed = self._closed[round_no] = row is not None and row.closed_ms is not None
+        return closed
+
     def adjust_count(self, round_no: int, state: ShareState | int, change: int) -> None:
         """Add to the counter of a round's shares in a state; written by `flush_counts`."""
         self.pending_counts[round_no, int(state)] += change
@@ -296,8 +301,9 @@ class Transaction(ABC):
             self.damaged_shares.append(damaged)
 
     def clear_round_cache(self) -> None:
-        """Clear the cache of rounds: the transaction was rolled back, or a round purged."""
+        """Clear the cache of rounds: the transaction was rolled back, or a round closed or purged."""
         self._rounds.clear()
+        self._closed.clear()
 
     def reset_after_rollback(self) -> None:
         """Reset the state collected by a transaction that was rolled back."""

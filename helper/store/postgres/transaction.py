@@ -81,7 +81,6 @@ class PostgresTransaction(Transaction):
     _ids: list[int] = field(default_factory=list)
     _can_send: bool | None = None
     _notifications: set[str] = field(default_factory=set)
-    _closed: dict[int, bool] = field(default_factory=dict)
 
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
@@ -169,15 +168,6 @@ class PostgresTransaction(Transaction):
         """Acquire the exclusive lock: no other host accepts shares or records blocks until the commit."""
         assert self.is_single_operation, "the operation is not marked as exclusive"
         self.fetch_all("lock_exclusive")
-
-    def is_round_closed(self, round_no: int) -> bool:
-        """Return whether a round is closed. The result cannot change before the commit, so it is queried only once."""
-        closed = self._closed.get(round_no)
-        if closed is None:
-            row = self.read_round(round_no)
-            closed = row is not None and row.closed_ms is not None
-            self._closed[round_no] = closed
-        return closed
 
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
         """Return whether another host has recorded all of these and committed the confirmations.

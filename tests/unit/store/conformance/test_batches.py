@@ -122,7 +122,7 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
     runner.run(backend.prepare_store(store))
     number = count()
     outcomes: set[Outcome] = set()
-    examples = 8 if can_close_rounds(backend) else 60  # each write to PostgreSQL costs a network round trip
+    examples = 8 if backend.locator[0] == "postgres" else 60  # each write to PostgreSQL costs a network round trip
 
     @example(
         ONE_OF_EACH_OUTCOME,
@@ -162,13 +162,8 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         runner.run(store.close())
 
     ends: set[Outcome] = {*EnqueueResult, struct.error, StoreError, StoreCorrupt}
-    assert ends - outcomes == (set() if can_close_rounds(backend) else {EnqueueResult.CLOSED})
+    assert outcomes >= ends
     assert reported == []
-
-
-def can_close_rounds(backend: StoreBackend) -> bool:
-    """Whether another host may close a round."""
-    return backend.locator[0] == "postgres"
 
 
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
