@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def test_build_context_contains_sources_without_planted_secrets(
         assert completed.returncode == 0, completed.stderr
         (context,) = (storage / "vfs" / "dir").glob("*/context")
         assert find_files_with(SECRET, context) == []
-        assert {"Makefile", "proofs", "helper", "ui_dist", "requirements"} <= {path.name for path in context.iterdir()}
+        packages = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["tool"]["maturin"]["python-packages"]
+        assert {"Makefile", "ui_dist", "requirements", *packages} <= {path.name for path in context.iterdir()}
     finally:
         shutil.rmtree(storage, ignore_errors=True)
 
