@@ -203,7 +203,7 @@ def keep_allowed_fields(_logger: WrappedLogger, _method: str, event: EventDict) 
 def _clean(value: Any) -> Any:
     """Clean all strings of a plain value (`_is_plain`)."""
     if isinstance(value, str):
-        return clean_text(value)
+        return clean_text(str(value))  # a member of an enumeration is shown as its text
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     if isinstance(value, dict):

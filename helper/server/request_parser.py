@@ -96,7 +96,7 @@ class RequestParser:
         self._headers: Headers = []
         self._header_count = 0
         self._unreported_bytes = 0  # since the last end of a head or part of a body
-        self._body_bytes = self._body_pieces = self._content_length = 0
+        self._body_bytes = self._body_pieces = self._trailer_bytes = self._content_length = 0
 
     def close(self) -> None:
         """Release the parser, which refers to this object, and the connection."""
@@ -117,7 +117,7 @@ class RequestParser:
             self._feed_piece(data[at:end])
         except httptools.HttpParserError as error:
             raise _invalid_request(error) from None
-        self._check_size()
+        self._check_size(self._unreported_bytes)
         return end
 
     def _feed_piece(self, piece: bytes) -> None:
@@ -164,9 +164,9 @@ class RequestParser:
         if self._body_pieces > MAX_BODY_PIECES and self._body_pieces * MIN_PIECE_BYTES > self._body_bytes:
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, f"body: has more than {MAX_BODY_PIECES} small chunks")
 
-    def _check_size(self) -> None:
-        """Refuse a head, or the chunk framing or trailers of a body, that is too large."""
-        if self._unreported_bytes > self._limits.max_head_bytes:
+    def _check_size(self, size: int) -> None:
+        """Refuse a head, or the chunk framing or trailers of a body, of more bytes than permitted."""
+        if size > self._limits.max_head_bytes:
             raise InvalidRequestError(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"headers: are larger than {self._limits.max_head_bytes} bytes",
@@ -193,6 +193,9 @@ class RequestParser:
             )
         if self._is_in_head:
             self._headers.append((name.lower(), value.rstrip(b" \t")))
+        else:
+            self._trailer_bytes += len(name) + len(value)
+            self._check_size(self._trailer_bytes)
 
     def on_headers_complete(self) -> None:
         """Report the head.
@@ -201,12 +204,12 @@ class RequestParser:
             InvalidRequestError: the version is not supported, the method is CONNECT, which llhttp handles as an
                 upgrade, or `Host` is missing or repeated (RFC 9112, section 3.2).
         """
-        self._check_size()
+        self._check_size(self._unreported_bytes)
         head = self._create_head()
         if self._is_upgrade and head.method == "CONNECT":
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "CONNECT is not supported")
         self._is_in_head, self._unreported_bytes = False, 0
-        self._body_bytes = self._body_pieces = 0
+        self._body_bytes = self._body_pieces = self._trailer_bytes = 0
         self._content_length, self._keep_alive = head.content_length, head.keep_alive
         self._request = self._begin_request(head)
 

@@ -17,6 +17,7 @@ import structlog
 from freezegun import freeze_time
 
 import helper
+from helper.core.refusals import PauseReason
 from helper.errors import HelperError
 from helper.observability.log_config import ALLOWED_FIELDS, configure, count_dropped_fields, describe_exception
 
@@ -139,9 +140,10 @@ def test_lines_below_level_are_dropped() -> None:
 
 def test_pretty_format_is_not_json(stream: io.StringIO) -> None:
     configure("info", "pretty", stream)
-    structlog.get_logger("helper.test").info("a thing", count=3)
+    structlog.get_logger("helper.test").info("a thing", count=3, reason=PauseReason.STARTING)
     assert "a thing" in stream.getvalue()
     assert "count=3" in stream.getvalue()
+    assert f"reason={PauseReason.STARTING}" in stream.getvalue()
     assert "{" not in stream.getvalue()
 
 

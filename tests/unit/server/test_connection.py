@@ -608,8 +608,9 @@ async def test_other_versions_of_http_are_refused(port: int, line: bytes, status
 TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
 
 
-async def test_trailers_count_as_headers(port: int) -> None:
-    response = await exchange(port, [TRAILED + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"])
+@pytest.mark.parametrize("trailer", [b"a:\r\n", b"a: " + b"x" * (LIMITS.max_head_bytes // 90) + b"\r\n"])
+async def test_trailers_are_limited_in_number_and_size(port: int, trailer: bytes) -> None:
+    response = await exchange(port, [TRAILED + trailer * (MAX_HEADERS - 1) + b"\r\n"])
     assert b"HTTP/1.1 200" not in response
 
 
