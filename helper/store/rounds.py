@@ -135,6 +135,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[StoredRound], now: float) -> N
         tx.execute("save_round", with_check(tx.keys.row_check, row))
         if stored is None:  # its nullifiers were left out when its blocks were read
             add_unread(tx, listed.created_at_height)
+            tx.clear_round_cache()  # a damaged row, which had a mark perhaps, is replaced by one without
 
 
 @exclusive

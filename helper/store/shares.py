@@ -95,7 +95,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
             outcome = EnqueueResult.MOVED_UP if index in waiting else EnqueueResult.QUEUED
         outcomes.append(outcome)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
-    if not rows and EnqueueResult.DUPLICATE in outcomes:
+    if not rows:
         # Otherwise known shares would get their responses faster than new ones, by the time of a sync.
         tx.force_sync()
     for row, message in messages:
@@ -367,6 +367,7 @@ def retry_failed(
         How many were `retried`, and how many are unchanged because their round is `closed`, or because they were
         `moved` to another machine and the filter is not for this stage.
     """
+    tx.lock_shared()
     counts: Counter[str] = Counter()
     for share_id in ids:
         row = load_row(tx, share_id)

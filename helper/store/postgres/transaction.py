@@ -163,6 +163,7 @@ class PostgresTransaction(Transaction):
         if not self._shared_lock:
             self.fetch_all("lock_shared")
             self._shared_lock = True
+            self._closed.clear()  # another host may have closed a round since it was read
 
     def lock_exclusive(self) -> None:
         """Acquire the exclusive lock: no other host accepts shares or records blocks until the commit."""

@@ -98,7 +98,7 @@ class SqliteReader:
         """Connect.
 
         Raises:
-            StoreError: as `open_read_only`.
+            StoreError: the file cannot be used, as for `open_read_only`.
         """
         with translating(str(self._path)):
             # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect,
@@ -144,6 +144,7 @@ def open_read_only(path: Path, configured: RowEncryption) -> tuple[sqlite3.Conne
 
     Raises:
         StoreForeign: the file is not one.
+        StoreCorrupt: it is damaged.
         StoreKeyError: it is encrypted, and a key that it needs is missing.
         sqlite3.Error: it cannot be opened.
     """

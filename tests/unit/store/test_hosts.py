@@ -628,6 +628,23 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
     assert await host_a.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
 
+async def test_shared_lock_shows_that_another_host_has_closed_a_round(join_host: JoinHost) -> None:
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await host_a.run(rounds.save_rounds, [make_stored_round()], NOW)
+    await enqueue_shares(host_a, 1)
+    loop = asyncio.get_running_loop()
+
+    def close_before_lock(tx: PostgresTransaction) -> tuple[bool, bool]:
+        key = tx.round_key(ROUND)
+        assert key is not None
+        before = tx.is_round_closed(key.no)
+        asyncio.run_coroutine_threadsafe(host_b.run(rounds.mark_closed, ROUND, NOW), loop).result(10)
+        tx.lock_shared()
+        return before, tx.is_round_closed(key.no)
+
+    assert await host_a.run(close_before_lock) == (False, True)
+
+
 # ---------------------------------------------------------------------- failures
 
 
