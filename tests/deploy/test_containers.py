@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from tests.deploy.base_images import POSTGRES_IMAGE, PYTHON_IMAGE, RUST_IMAGE, build_base_images
+from tests.deploy.commands import run
 from tests.deploy.debian_root import BUILD
 from tests.deploy.podman import COMPOSE, Compose, Podman, wait_until
 from tests.deploy.prerequisites import require_programs, require_root
@@ -135,6 +137,21 @@ def test_planted_secrets_are_in_no_layer(podman: Podman, image: str, tree: Path,
     for secret in (SECRET, KEY):
         assert find_files_with(secret, tree) != []
         assert find_files_with(secret, podman.storage / "overlay") == []
+
+
+HASH_MODULES = """\
+import hashlib, importlib.resources, sys
+for name in sys.argv[1:]:
+    texts = sorted(path.read_bytes() for path in importlib.resources.files(name).rglob("*.py"))
+    print(name, hashlib.sha256(b"".join(texts)).hexdigest())
+"""
+
+
+def test_image_has_the_modules_of_its_sources(podman: Podman, image: str, tree: Path) -> None:
+    """An earlier image, whose layers are reused, may have been built from other sources."""
+    command = ["-c", HASH_MODULES, "admin", "audit", "conformance", "helper"]
+    installed = podman.output("run", "--rm", "--entrypoint", "python", image, *command)
+    assert installed == run([sys.executable, *command], {"PYTHONPATH": str(tree)})
 
 
 def test_compose_service_is_confined_and_keeps_its_queue(podman: Podman, image: str, tree: Path) -> None:
