@@ -297,7 +297,8 @@ class ProverPool:
         if slot > 0:
             # Due shares wait for the keys of one worker only. It creates them with all cores.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._first_ready.wait(), FIRST_WORKER_SECONDS)
+                async with asyncio.timeout(FIRST_WORKER_SECONDS):
+                    await self._first_ready.wait()
         while True:
             await self.clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)

@@ -138,6 +138,44 @@ async def test_other_workers_start_once_the_first_is_ready(
             await starts.get()
 
 
+class WorkerAtStart:
+    """A worker that is ready when the test says so."""
+
+    pid = 1
+
+    def __init__(self, is_ready: asyncio.Event) -> None:
+        self._is_ready = is_ready
+
+    async def exchange(self, _frame: Frame, _timeout: float) -> Frame:
+        await self._is_ready.wait()
+        return {"self_test_seconds": 0.1}
+
+    async def wait_ended(self) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError("never set")
+
+    async def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("passes", range(12))
+async def test_pool_ends_if_it_is_cancelled_as_its_first_worker_becomes_ready(passes: int) -> None:
+    is_ready = asyncio.Event()
+
+    async def spawn(**_options: object) -> WorkerAtStart:
+        return WorkerAtStart(is_ready)
+
+    pool = asyncio.create_task(create_pool(workers=3, spawn=spawn).run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    is_ready.set()
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    pool.cancel()
+    assert await asyncio.wait({pool}, timeout=5) == ({pool}, set())
+    assert pool.cancelled()
+
+
 async def test_prove_is_not_begun_when_no_longer_needed() -> None:
     async def refuse() -> bool:
         return False
