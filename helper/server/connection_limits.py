@@ -14,6 +14,10 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
 
+MAX_TARGET_BYTES: Final = 2048
+"""Maximum size of a request's target. Longer ones cost milliseconds each to decode, while all other clients wait."""
+MAX_EXPECT_BYTES: Final = 256
+"""Size of an `Expect` header above which it is ignored, for the same reason."""
 MAX_BODY_PIECES: Final = 256
 """Pieces of one body: its chunks, and the parts into which it is split because they look like the end of a head.
 

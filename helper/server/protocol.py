@@ -14,7 +14,7 @@ and sizes below are the defaults. A connection is closed
 | NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
 | NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
 | HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
-| HEAD       | the head is invalid, too large, or of HTTP/0.9 or HTTP/2.0           | 400, 431 or 505             |
+| HEAD       | the head is invalid, too large, or of HTTP/0.9 or HTTP/2.0           | 400, 414, 431 or 505        |
 | NEW, HEAD, | the client closes its sending side before its request is complete    | none                        |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |

@@ -17,7 +17,13 @@ from urllib.parse import unquote
 import httptools
 
 from helper.core.refusals import Refusal
-from helper.server.connection_limits import MAX_BODY_PIECES, MIN_PIECE_BYTES, ConnectionLimits
+from helper.server.connection_limits import (
+    MAX_BODY_PIECES,
+    MAX_EXPECT_BYTES,
+    MAX_TARGET_BYTES,
+    MIN_PIECE_BYTES,
+    ConnectionLimits,
+)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -183,6 +189,10 @@ class RequestParser:
     def on_url(self, part: bytes) -> None:
         """Store a part of the target."""
         self._target += part
+        if len(self._target) > MAX_TARGET_BYTES:
+            raise InvalidRequestError(
+                HTTPStatus.REQUEST_URI_TOO_LONG, f"target: is longer than {MAX_TARGET_BYTES} bytes"
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header. Drop a trailer, because it is not a header (RFC 9110, section 6.5)."""
@@ -255,7 +265,7 @@ class RequestParser:
                 content_length = int(value)
             elif name == b"transfer-encoding":
                 is_chunked = True
-            elif name == b"expect":  # a list
+            elif name == b"expect" and len(value) <= MAX_EXPECT_BYTES:  # a list
                 expects_continue |= b"100-continue" in map(bytes.strip, value.lower().split(b","))
         if host_count != 1 and (host_count or version != "1.0"):
             raise InvalidRequestError(HTTPStatus.BAD_REQUEST, "headers: exactly one Host is required")

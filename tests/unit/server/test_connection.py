@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from helper.server.connection_limits import (
     DRAIN_BYTES,
     MAX_BODY_PIECES,
+    MAX_TARGET_BYTES,
     READ_BYTES,
     ConnectionLimits,
 )
@@ -354,7 +355,7 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
 
 
 async def test_idle_connection_does_not_hold_the_head_of_its_request(port: int) -> None:
-    request = b"GET /hello?%b HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"q" * 20_000, b"x" * 40_000)
+    request = b"GET /hello?%b HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"q" * 2_000, b"x" * 58_000)
     clients = [await RawClient.connect(port) for _ in range(10)]
     for client in clients:
         assert await client.request() == b"hello"
@@ -603,6 +604,13 @@ async def test_http_1_1_requires_one_host(port: int, head: bytes, status: int) -
 )
 async def test_other_versions_of_http_are_refused(port: int, line: bytes, status: int) -> None:
     assert parse_error(await exchange(port, [line + b"\r\nHost: x\r\n\r\n"]))[0] == status
+
+
+@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 414)])
+async def test_target_is_limited(port: int, excess: int, status: int) -> None:
+    target = b"/hello?".ljust(MAX_TARGET_BYTES + excess, b"x")
+    head = [b"GET " + target[:99], target[99:] + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"]
+    assert (await exchange(port, head)).startswith(b"HTTP/1.1 %d " % status)
 
 
 TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
