@@ -195,7 +195,7 @@ async def test_get_pending_when_full_is_paged(stack: AdminStack, moniker: str, u
     assert (await stack.client.get("/pending-validators?page=9999")).json() == []
 
 
-@pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
+@pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 2000, "²"])
 async def test_get_pending_with_invalid_page_is_refused(stack: AdminStack, page: str) -> None:
     response = await stack.client.get("/pending-validators", params={"page": page})
     assert (response.status_code, response.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
