@@ -18,7 +18,7 @@ import structlog
 from helper.chain.agreement import Pruned
 from helper.chain.block_reader import CONCURRENT_BLOCKS, BlockReader, BlockReading
 from helper.chain.broadcast_outcome import Verdict
-from helper.chain.chain_data import MAX_INT, BlockHead
+from helper.chain.chain_data import BlockHead
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.reveal_transaction import shows_spent
@@ -28,6 +28,7 @@ from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainUnavailable, HelperError
 from helper.store import blocks
 from helper.store.ledger import BlockRange, Ledger, add_range, count_heights, find_unread, is_read, next_heights
+from helper.store.messages import NO_LIMIT
 from helper.store.models import SentReveal, SpentNullifier
 from helper.store.store import Store
 
@@ -381,7 +382,7 @@ class BlockFollower:
     # ------------------------------------------------------------------ sent reveals
 
     async def _confirm(
-        self, is_selected: Callable[[SentReveal], bool], *, sent_by: int = MAX_INT, must_respond: bool = False
+        self, is_selected: Callable[[SentReveal], bool], *, sent_by: int = NO_LIMIT, must_respond: bool = False
     ) -> list[int]:
         """Confirm the selected reveals, first sent by this height, that enough nodes report as counted.
 

@@ -66,7 +66,7 @@ class QueueOptions:
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter.
 
-    Refuses NaN and infinity, which are no JSON and which no limit of an option excludes.
+    Refuses NaN and infinity, which JSON does not have.
     """
     parameters = signature(command, eval_str=True).parameters.values()
     classes: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}

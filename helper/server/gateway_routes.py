@@ -96,7 +96,7 @@ _PLACEHOLDERS: Final = {
     "{plan}": r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
 }
 _HEIGHT_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
-_HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
+_HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)(from_height|to_height)=([0-9]{1,19})(?=&|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,8 +506,10 @@ def _describe_operation(path: str, method: str) -> Operation:
 
 
 def _target(scope: Scope) -> str:
-    """Path and listed parameters of a request to a listed path."""
-    parameters: Sequence[bytes] = _HEIGHT_PARAMETER.findall(scope.get("query_string", b""))
-    query = b"?" + b"&".join(parameters) if parameters else b""
+    """Path and listed parameters of a request to a listed path. A node reads the first of several."""
+    heights: dict[bytes, bytes] = {}
+    for name, height in _HEIGHT_PARAMETER.findall(scope.get("query_string", b"")):
+        heights.setdefault(name, height)
+    query = b"?" + b"&".join(b"%b=%b" % each for each in heights.items()) if heights else b""
     path: bytes = scope["raw_path"]
     return (path + query).decode("ascii")

@@ -18,7 +18,8 @@ from helper.store.transitions import (
     update_row,
 )
 
-_NO_LIMIT: Final = 2**62
+NO_LIMIT: Final = 2**62
+"""A number of rows, or a height, above all others."""
 PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
@@ -117,7 +118,7 @@ def quarantine(tx: Transaction, share_ids: Iterable[int]) -> None:
 
 def check_broadcast_shares(tx: Transaction) -> None:
     """Read every share in SENT and quarantine those that are unreadable."""
-    params = {"state": ShareState.SENT.value, "limit": _NO_LIMIT}
+    params = {"state": ShareState.SENT.value, "limit": NO_LIMIT}
     quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)])
 
 

@@ -28,7 +28,6 @@ log = structlog.get_logger("helper.store")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_GREATEST_HEIGHT: Final = 2**62
 BATCH_SHARES: Final = 200
 """Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
@@ -256,7 +255,7 @@ class Store(QueueReader, ABC):
         return [row[0] for row in sorted(rows, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(
-        self, *, limit: int = 1000, after_id: int = 0, sent_by: int = _GREATEST_HEIGHT
+        self, *, limit: int = 1000, after_id: int = 0, sent_by: int = messages.NO_LIMIT
     ) -> list[SentReveal]:
         """Return the shares in SENT with an id above `after_id`, by id; empty only if there are no more.
 

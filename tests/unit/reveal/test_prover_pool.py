@@ -143,10 +143,11 @@ class WorkerAtStart:
 
     pid = 1
 
-    def __init__(self, is_ready: asyncio.Event) -> None:
-        self._is_ready = is_ready
+    def __init__(self, has_begun: asyncio.Event, is_ready: asyncio.Event) -> None:
+        self._has_begun, self._is_ready = has_begun, is_ready
 
     async def exchange(self, _frame: Frame, _timeout: float) -> Frame:
+        self._has_begun.set()
         await self._is_ready.wait()
         return {"self_test_seconds": 0.1}
 
@@ -160,16 +161,15 @@ class WorkerAtStart:
 
 @pytest.mark.parametrize("passes", range(12))
 async def test_pool_ends_if_it_is_cancelled_as_its_first_worker_becomes_ready(passes: int) -> None:
-    is_ready = asyncio.Event()
+    has_begun, is_ready = asyncio.Event(), asyncio.Event()
 
     async def spawn(**_options: object) -> WorkerAtStart:
-        return WorkerAtStart(is_ready)
+        return WorkerAtStart(has_begun, is_ready)
 
     pool = asyncio.create_task(create_pool(workers=3, spawn=spawn).run())
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await has_begun.wait()
     is_ready.set()
-    for _ in range(passes):
+    for _ in range(passes):  # each is another moment of the stop
         await asyncio.sleep(0)
     pool.cancel()
     assert await asyncio.wait({pool}, timeout=5) == ({pool}, set())

@@ -102,7 +102,7 @@ async def test_gateway_forwards_only_the_body_of_votes(harness: GatewayHarness, 
 async def test_gateway_forwards_only_listed_query_parameters(harness: GatewayHarness) -> None:
     leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
     response = await harness.client.get(
-        f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1"
+        f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1&to_height=91"
     )
     assert response.status_code == 200
     assert response.json()["blocks"]
