@@ -25,7 +25,10 @@ Each takes about as much time as 1 KiB of data. More are allowed if they have `M
 """
 MIN_PIECE_BYTES: Final = 256
 READ_BYTES: Final = 16 << 10
-"""Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
+"""Maximum bytes of one read, and of what a connection keeps unparsed: nothing is read while requests wait.
+
+Nothing is read either while the handler has not taken more than this of a body.
+"""
 
 MAX_HELD_BYTES: Final = 32 << 20
 """Bytes that all clients together may let wait: responses that they do not read, and requests behind the current one.
@@ -85,7 +88,7 @@ class ConnectionLimits:
     head_seconds: float = 8.5
     half_closed_seconds: float = 10.0
     stalled_seconds: float = 10.0
-    max_head_bytes: int = 64 << 10
+    max_head_bytes: int = 16 << 10
     max_headers: int = 100
     max_connections: int = 4096
     keep_alive_seconds: float = 30.0

@@ -34,8 +34,7 @@ and sizes below are the defaults. A connection is closed
 |            | of the request is invalid, or cut off by the client; the connection  |                             |
 |            | is evicted; the server has been stopping for 5 s                     |                             |
 | RESPONDING | the response is complete and says `connection: close`, or the server | the handler's               |
-|            | stops, and the request is complete; the client still awaits the 100  |                             |
-|            | response to its `Expect`, and may omit the body                      |                             |
+|            | stops, and the request is complete                                   |                             |
 | DRAINING   | the rest of the body has come, and the response says close, or the   | the handler's               |
 |            | server stops; it is invalid, larger than `DRAIN_BYTES` (4 MiB),      |                             |
 |            | incomplete after `head_seconds` (8.5 s; `LINGER_SECONDS`, 3 s, if    |                             |
@@ -95,8 +94,6 @@ from helper.server.request_parser import InvalidRequestError, RequestHead, Reque
 
 log = structlog.get_logger("helper.server")
 
-MAX_BUFFERED_BYTES: Final = 64 << 10
-"""Received bytes of a body that its handler has not taken; nothing is read while there are more."""
 HANDLERS_PER_ITERATION: Final = 4
 """Handlers that are called in one iteration of the event loop, except those of shares. One takes about 0.3 ms."""
 _MAX_JOINED_BYTES: Final = 16 << 10
@@ -568,7 +565,6 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         """Stop all timers and release everything, so that this object is freed without the garbage collector."""
         self._end(State.CLOSED)
         self._end_stall()
-        self._parser.close()
         self.listener.discard_connection(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (required by the protocol)
@@ -654,9 +650,12 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         """Parse received bytes up to the end of the current request, and keep the others."""
         at = 0
         while at < len(data) and (self._request is None or not self._request.is_body_complete):
-            if self._state is State.IDLE:
-                self.is_idle, self.started_at = False, self._loop.time()
             if self._state in _BEFORE_HEAD:
+                at, data = 0, data[at:].lstrip(b"\r\n")  # empty lines begin no request (RFC 9112, section 2.2)
+                if not data:
+                    break
+                if self._state is State.IDLE:
+                    self.is_idle, self.started_at = False, self._loop.time()
                 self.move(State.HEAD)
             try:
                 at = self._parser.feed(data, at)
@@ -729,9 +728,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             if self._end_request() and self._unparsed:
                 data, self._unparsed = self._unparsed, b""
                 self._receive(data)
-        elif request.head.expects_continue:
-            self._close()  # the client may omit the announced body, so the next bytes are ambiguous
-        else:
+        else:  # the body may be on its way even if the client awaits a 100 response
             self.move(State.DRAINING)
             self._discard(self.listener.limits.head_seconds if request.head.keep_alive else LINGER_SECONDS)
 
@@ -761,7 +758,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             listener.held.pop(self, None)
         elif self not in listener.held:
             listener.hold(self)
-        reads = not is_held and (request is None or len(request.body) <= MAX_BUFFERED_BYTES)
+        reads = not is_held and (request is None or len(request.body) <= READ_BYTES)
         if reads is not self._is_reading and not self.transport.is_closing():
             self._is_reading = reads
             if reads:
@@ -866,6 +863,8 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
 
     def _end(self, state: State) -> None:
         """Drop the request and its bytes."""
+        if self._state not in _ENDED:
+            self._parser.close()
         if self._state is not State.CLOSED:
             self.move(state)
         self._set_deadline(None)

@@ -105,8 +105,8 @@ class RequestParser:
         self._body_bytes = self._body_pieces = self._trailer_bytes = self._content_length = 0
 
     def close(self) -> None:
-        """Release the parser, which refers to this object, and the connection."""
-        del self._parser, self._begin_request
+        """Release the parser, which refers to this object, the connection, and what was received."""
+        del self._parser, self._begin_request, self._headers
 
     def feed(self, data: bytes, at: int) -> int:
         """Parse the piece that begins at `at`. It ends at most one request, and nothing follows that request's end.

@@ -214,6 +214,16 @@ async def test_connection_closes_after_final_response_to_expect_100(expect: str,
     assert len(re.findall(rb"HTTP/1.1 [2-5]", response)) == 1, "the next request may be read as the body"
 
 
+async def test_refusal_is_readable_while_body_is_on_its_way_despite_expect_100() -> None:
+    head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    async with run_server(PATIENT) as port:
+        client = await RawClient.connect(port)
+        assert b"not allowed" in await client.request(head)
+        client.writer.write(b"x" * 9 + HELLO_REQUEST)
+        assert await client.reader.read() == b"", "neither a reset nor a second response"
+        client.writer.close()
+
+
 async def test_connection_sends_no_100_response_to_http_1_0() -> None:
     head = b"POST /echo HTTP/1.0\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
     async with run_server(PATIENT) as port:
