@@ -194,11 +194,12 @@ class HelperClient:
         sent = list(headers.items() if isinstance(headers, Mapping) else headers)
         if value := self.token if token is None else token:
             sent.append((TOKEN_HEADER, value))
-        ends_at = self._clock.monotonic() + PATIENCE_SECONDS
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + PATIENCE_SECONDS
         while True:
             reply = await self._send_once(method, path, content, sent)
             pause = retry_pause_seconds(reply)
-            is_over = self._clock.monotonic() + pause > ends_at
+            is_over = loop.time() + pause > ends_at
             if not reply.asks_to_repeat or not is_patient or is_over:
                 return reply
             await self._clock.sleep(pause)
