@@ -1,58 +1,73 @@
 """One HTTP/1.1 connection as a state machine, the requests on it, and what the connections to a socket share.
 
-A connection has one request at a time: bytes behind a request wait unparsed until its response is complete, and nothing
-is read while the client leaves a response unread. The states and their transitions are `State` and `TRANSITIONS`. Times
-and sizes below are the defaults. A connection is closed
+A connection has one request at a time: what follows a request waits unparsed until its response is complete. Nothing is
+read while there is such a rest, while the client leaves a response unread, and while more than `READ_BYTES` (16 KiB) of
+a body wait for the handler. So the client's end of sending is noticed after all that it has sent before, and requests
+before it are answered. The states and their transitions are `State` and `TRANSITIONS`. Times and sizes below are the
+defaults. A connection is closed
 
-| in state   | when                                                                 | after this answer           |
+| in state   | when                                                                 | and the client gets         |
 |------------|----------------------------------------------------------------------|-----------------------------|
-| any        | the client, unless it is a proxy, reads nothing of a response for    | none, or an incomplete      |
-|            | `stalled_seconds` (10 s, looked at as often); the unread responses   | response                    |
-|            | and waiting requests of all clients take more than `MAX_HELD_BYTES`  |                             |
-|            | (32 MiB), and this one has waited longest; the server has been       |                             |
-|            | stopping for 6 s                                                     |                             |
-| NEW        | `max_connections` (4,096) others are open, and none can be evicted   | 503                         |
-| NEW        | nothing arrives for `head_seconds` (8.5 s); it is evicted            | none                        |
-| HEAD       | the head is incomplete after `head_seconds` (8.5 s); it is evicted   | 503                         |
-| HEAD       | the head is invalid, too large, or of HTTP/0.9 or HTTP/2.0           | 400, 414, 431 or 505        |
-| NEW, HEAD, | the client closes its sending side before its request is complete    | none                        |
+| any        | the client reads nothing of a response for `stalled_seconds` (10 s,  | nothing more: a response is |
+|            | checked every 10 s), unless it is a proxy; all unread responses and  | incomplete, or none came    |
+|            | unparsed rests take more than `MAX_HELD_BYTES` (32 MiB; 32 KiB more  |                             |
+|            | for each of them, which the kernel may have received), and those of  |                             |
+|            | this client have waited longest; it is evicted while a response is   |                             |
+|            | unread; the server has been stopping for 6 s                         |                             |
+| NEW        | `max_connections` (4,096) others are open, and too few of them can   | 503                         |
+|            | be evicted                                                           |                             |
+| NEW        | no request begins within `head_seconds` (8.5 s) of the connection    | nothing                     |
+|            | (empty lines begin none); it is evicted                              |                             |
+| HEAD       | the head is incomplete `head_seconds` (8.5 s) after its first byte,  | 503                         |
+|            | or after the connection if it is the first one; it is evicted        |                             |
+| HEAD       | the head is invalid, of HTTP/0.9 or HTTP/2.0, larger than            | 400, 414, 431 or 505        |
+|            | `max_head_bytes` (16 KiB), has more than `max_headers` (100), or a   |                             |
+|            | target larger than `MAX_TARGET_BYTES` (2 KiB)                        |                             |
+| NEW, HEAD, | the client closes its sending side before its request is complete    | nothing                     |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS` (5 s)          | 503                         |
-| WAITING,   |                                                                      |                             |
+| NEW, HEAD, | the server has been stopping for `STOP_GRACE_SECONDS` (5 s)          | 503; nothing while an       |
+| WAITING,   |                                                                      | earlier response is unread  |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the chunks or trailers of the body are invalid or too large          | 400 or 431                  |
+| HEAD,      | the chunks or trailers of the body are invalid or too large          | 400 or 431                  |
+| WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
 | WAITING,   | the body is incomplete, and the connection is evicted                | 503, or 429 to an attempt   |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the client has closed its sending side after its request, and the    | none, or an incomplete      |
+| WAITING,   | the client has closed its sending side after its request, and the    | nothing, or an incomplete   |
 | RUNNING,   | response is incomplete `half_closed_seconds` (10 s) later            | response                    |
 | RESPONDING |                                                                      |                             |
-| RUNNING    | the edge fails or returns without a response. It answers errors of   | 500                         |
-|            | handlers with 500 itself, and these leave the connection open        |                             |
-| RESPONDING | the handler aborts or ends before the response is complete; the body | an incomplete response      |
-|            | of the request is invalid, or cut off by the client; the connection  |                             |
-|            | is evicted; the server has been stopping for 5 s                     |                             |
-| RESPONDING | the response is complete and says `connection: close`, or the server | the handler's               |
-|            | stops, and the request is complete                                   |                             |
-| DRAINING   | the rest of the body has come, and the response says close, or the   | the handler's               |
-|            | server stops; it is invalid, larger than `DRAIN_BYTES` (4 MiB),      |                             |
-|            | incomplete after `head_seconds` (8.5 s; `LINGER_SECONDS`, 3 s, if    |                             |
-|            | the response says close), or cut off by the client; it is evicted    |                             |
-| IDLE       | no request begins for `keep_alive_seconds` (30 s); it is evicted;    | the handler's               |
-|            | the client closes its sending side; the server stops                 |                             |
+| RUNNING    | the edge itself fails, or returns without a response                 | 500                         |
+| RESPONDING | the handler fails, aborts or ends before the response is complete;   | an incomplete response      |
+|            | the body of the request is invalid, or cut off by the client; the    |                             |
+|            | connection is evicted; the server has been stopping for 5 s          |                             |
+| RESPONDING | response and request are complete, and the response says close, the  | the response                |
+|            | server stops, or the client has closed its sending side              |                             |
+| DRAINING   | the rest of the body has come, and the response says close, or the   | the response                |
+|            | server stops; the body is invalid, cut off by the client, larger     |                             |
+|            | than `DRAIN_BYTES` (4 MiB), or incomplete `head_seconds` (8.5 s)     |                             |
+|            | after the response (`LINGER_SECONDS`, 3 s, if that says close); the  |                             |
+|            | connection is evicted                                                |                             |
+| IDLE       | no request begins within `keep_alive_seconds` (30 s) of the latest   | nothing more                |
+|            | response; it is evicted; the client closes its sending side; the     |                             |
+|            | server stops                                                         |                             |
 | LINGERING  | the client closes; after `DRAIN_SECONDS` (1 s) or `DRAIN_BYTES`      | the refusal that began it   |
 
-A connection is evicted for others when there are too many of them, or their incomplete requests take too much memory:
-the slowest first, and none whose complete request is being answered. For the former, none is evicted within
-`eviction_seconds` (4 s; idle ones 1 s), except after its first response if there is no other. The time of a body has no
-other limit here: handlers that read one have a `BodyReader`, whose refusal of a slow one (503, or 408 to an attempt)
-says close. "An attempt" is a request with `ATTEMPT_HEADER`.
+To evict is to close a connection because there are too many, or because incomplete requests take too much memory. For a
+place, the slowest go first (idle ones before all others, those of proxies last), none within `eviction_seconds` (4 s)
+of the start of its request or of the wait for it, or within 1 s of its last response; if there are none, those go that
+had a response before and are not idle. For memory, those go first that hold the most. None is evicted whose complete
+request is being answered, unless its client has left bytes unread for 10 s.
 
-A response says `connection: close` if the request or the handler does, to HTTP/1.0 and upgrade requests, after
-`Expect: 100-continue`, when the client has closed its sending side, and when the server stops. Bytes behind the request
-are discarded then. No other response or refusal leaves the connection open except the handler's. An incomplete response
-ends with a reset.
+The 400 to 505 of this table close the connection at once if they refuse a connection or a slow or evicted head; after
+the others, input is discarded first (LINGERING). The edge calls the handlers, and answers their errors with 500, which
+leaves the connection open like other responses. The time of a body has no limit here: handlers that read one have a
+`BodyReader`, whose refusal of a slow one (503, or 408 to an attempt) says close. "An attempt" is a request with
+`ATTEMPT_HEADER`, and "says close" means the header `connection: close`.
+
+A response says close if the request or the handler does, to HTTP/1.0 and upgrade requests, to `Expect: 100-continue`,
+after the client's end of sending was noticed, and when the server stops. What follows the request is discarded then. An
+incomplete response ends with a reset.
 """
 
 from __future__ import annotations
@@ -115,7 +130,7 @@ class State(IntEnum):
     """States of a connection."""
 
     NEW = auto()
-    """No byte was received yet."""
+    """No request has begun. Empty lines begin none (RFC 9112, section 2.2)."""
     HEAD = auto()
     """A part of a request's head was received."""
     WAITING = auto()
@@ -127,7 +142,7 @@ class State(IntEnum):
     DRAINING = auto()
     """The response is complete; the rest of the request's body is discarded."""
     IDLE = auto()
-    """Request and response are complete, and nothing was received since."""
+    """Request and response are complete, and no other request has begun."""
     LINGERING = auto()
     """A refusal was sent; input is discarded until the client closes.
 
@@ -651,7 +666,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         at = 0
         while at < len(data) and (self._request is None or not self._request.is_body_complete):
             if self._state in _BEFORE_HEAD:
-                at, data = 0, data[at:].lstrip(b"\r\n")  # empty lines begin no request (RFC 9112, section 2.2)
+                at, data = 0, data[at:].lstrip(b"\r\n")
                 if not data:
                     break
                 if self._state is State.IDLE:

@@ -46,10 +46,10 @@ def test_defaults_in_the_documentation_are_those_of_the_code() -> None:
         **vars(listening),
         **asdict(ConnectionLimits()),
     }
-    documented = re.findall(r"`(\w+)`,? \(?([\d.,]+)( s| MiB|\b)", protocol.__doc__ or "")
-    assert len(documented) > 10
+    documented = re.findall(r"`(\w+)`,? \(?([\d.,]+)( s| KiB| MiB|\b)", protocol.__doc__ or "")
+    assert len(documented) > 15
     for name, number, unit in documented:
-        factor = (1 << 20) if unit == " MiB" else 1
+        factor = {" KiB": 1 << 10, " MiB": 1 << 20}.get(unit, 1)
         assert code[name] == float(number.replace(",", "")) * factor, name
 
 
