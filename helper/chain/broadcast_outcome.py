@@ -100,6 +100,7 @@ _UNREAD_ERROR_PREFIX = "read body:"
 # HTTP statuses with which the message was not processed.
 _NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
 _RETRY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, except redirects
+_MAX_LOGGED_CHARACTERS = 300
 _LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
@@ -142,6 +143,8 @@ def classify_refusal(code: int | None, log: str) -> Verdict:
 def sanitize_text(text: str) -> str:
     """Make a node's text safe for logs.
 
-    The result is one line of at most 300 characters, without long hex or base64.
+    The result is one line of at most 300 characters, without long hex or base64. Only the beginning of the text is
+    read: a node may send megabytes, and all other tasks wait for the pattern.
     """
-    return _LONG_DATA_PATTERN.sub("…", " ".join(text.split()))[:300]
+    beginning = " ".join(text[: 8 * _MAX_LOGGED_CHARACTERS].split())
+    return _LONG_DATA_PATTERN.sub("…", beginning)[:_MAX_LOGGED_CHARACTERS]

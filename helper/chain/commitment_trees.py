@@ -201,7 +201,7 @@ class RoundTree:
             raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
         # Leaves that take several syncs are not read again because another node has added leaves to the trunk since.
         reading = self.readings.get((name, False))
-        is_overtaken = reading is not None and reading.first != max(1, branch.next_height)
+        is_overtaken = reading is not None and not _continues(branch, reading)
         if is_overtaken:
             del self.readings[name, False]
         if state.size > len(branch.tree) and not is_overtaken and (name, True) not in self.readings:
@@ -230,7 +230,7 @@ class RoundTree:
             raise ChainResponseError(f"tree: more than {MAX_UNAGREED_LEAVES} leaves that no other node reports")
         key = client.name, branch is not self.branch_of(client.name)
         reading = self.readings.get(key)
-        if reading is None or reading.first != max(1, branch.next_height):
+        if reading is None or not _continues(branch, reading):
             reading = self.readings[key] = LeafReading(max(1, branch.next_height))
         try:
             if not await client.read_leaves(
@@ -269,6 +269,15 @@ class RoundTree:
         self.anchors[anchor.height] = anchor
         if len(self.anchors) > MAX_ANCHORS:
             del self.anchors[next(iter(self.anchors))]
+
+
+def _continues(branch: Branch, reading: LeafReading) -> bool:
+    """Whether the leaves that were read follow those of a branch.
+
+    A reading that began with the round does, even if the round's height is another one now: a false node can change
+    what it reports with each listing, and the root is verified in any case.
+    """
+    return not len(branch.tree) or reading.first == max(1, branch.next_height)
 
 
 @dataclass(slots=True)

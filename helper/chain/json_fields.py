@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 UINT64_MAX = 2**64 - 1
 
+MAX_TEXT_CHARACTERS = 4096
+"""Characters of a text that are read. Longer ones are only logged, displayed or wrong."""
+
 MAX_CONTAINERS = 100_000
 """Maximum number of objects and lists in a response. A full block has about 40 per transaction."""
 MAX_VALUES = 400_000
@@ -105,8 +108,8 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A string without control characters (`clean_text`); "" if missing."""
-        return clean_text(self._typed(name, str, "a string"))
+        """The first `MAX_TEXT_CHARACTERS` of a string, without control characters (`clean_text`); "" if missing."""
+        return clean_text(self._typed(name, str, "a string")[:MAX_TEXT_CHARACTERS])
 
     def boolean(self, name: str) -> bool:
         """A boolean; False if missing."""
@@ -123,7 +126,7 @@ class Fields:
 
     def base64_bytes(self, name: str, length: int) -> bytes:
         """Base64 of exactly `length` bytes."""
-        return self.decode(name, self.text(name), length)
+        return self.decode(name, self._typed(name, str, "a string"), length)
 
     def hex_bytes(self, name: str) -> bytes:
         """64 lower-case hex digits: 32 bytes."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 DEFAULT_LIMIT_BYTES = 1 << 20
 """Size limit of ordinary responses, in bytes."""
+ERROR_LIMIT_BYTES = 64 << 10
+"""Size limit of responses with an error status, in bytes. Their text is only logged and compared."""
 PAGE_LIMIT_BYTES = 8 << 20
 """Size limit of lists and of pages of leaves or transactions, in bytes."""
 BLOCK_LIMIT_BYTES = 16 << 20
@@ -434,6 +437,8 @@ class NodeHttp:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise InvalidResponse("response is compressed, but no encoding was requested")
             body = bytearray()
+            if response.status_code >= HTTPStatus.BAD_REQUEST:
+                limit = min(limit, ERROR_LIMIT_BYTES)
             async for piece in _iter_chunks(response, limit):
                 body += piece
                 on_data()

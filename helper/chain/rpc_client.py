@@ -86,7 +86,7 @@ class RpcClient(NodeHttp):
         response = await self._call("/abci_query", query, lambda result: result.child("response"))
         if response.uint("code"):
             raise InvalidResponse(f"abci_query: code {response.uint('code')}")
-        return response.decode("value", response.text("value"), None) if response.has("value") else None
+        return response.decode("value", response.value("value"), None) if response.has("value") else None
 
     async def _call(
         self, path: str, params: dict[str, str], parse: Callable[[Fields], T], *, limit: int = DEFAULT_LIMIT_BYTES

@@ -113,6 +113,11 @@ RESERVE_FRACTION: Final = 0.1
 """Fraction of the remaining work that is added to the reserve, because the measured pace varies."""
 
 
+DOUBTED_TURN: Final = 4
+"""One of so many shares is of a round that may not exist: an existing one that a false node omits is revealed too, and
+an invented one takes no more of the others' time."""
+
+
 class DueShare(NamedTuple):
     """A share that is due. Without a backlog, shares are proven in the order of these values.
 
@@ -213,7 +218,7 @@ class RoundTurns:
         """Select shares, and remove them from `queues`. Each is returned with whether it has priority.
 
         Shares with priority are proven before selected ones without it that are not begun.
-        Rounds that may not exist come last. Of the others:
+        Rounds that may not exist get every `DOUBTED_TURN`th share, and what the others leave. Of the others:
 
         1. Rounds at risk have priority, the earliest end first, then the least slack.
         2. Rounds that are not overdue follow, by due time.
@@ -244,11 +249,18 @@ class RoundTurns:
         self, ready: Sequence[RoundQueue], now: float, chain_time: float, pace: ProofPace, limits: BacklogLimits
     ) -> tuple[RoundQueue, bool]:
         """Return the round whose share is next, and whether that share has priority."""
-        ready = [queue for queue in ready if queue.end < math.inf] or ready
+        known = [queue for queue in ready if queue.end < math.inf]
+        doubted = [queue for queue in ready if queue.end == math.inf]
+        if doubted and known and self._turn % DOUBTED_TURN == DOUBTED_TURN - 1:
+            return min(doubted, key=self._order_of_turns), False
+        ready = known or doubted
         at_risk = [queue for queue in ready if is_at_risk(queue.end, queue.waiting, chain_time, pace)]
         if at_risk:
             return min(at_risk, key=lambda queue: (queue.end, -queue.waiting)), True
         on_time = [queue for queue in ready if not limits.is_overdue(queue.oldest_due_ms, now)]
         if on_time:
             return min(on_time, key=lambda queue: queue.shares[0]), True
-        return min(ready, key=lambda queue: (self._last_turns.get(queue.round_id, 0), queue.oldest_due_ms)), False
+        return min(ready, key=self._order_of_turns), False
+
+    def _order_of_turns(self, queue: RoundQueue) -> tuple[int, int]:
+        return self._last_turns.get(queue.round_id, 0), queue.oldest_due_ms

@@ -9,7 +9,7 @@ changes: if the nodes refuse it, dispatch is paused with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 
 import structlog
 
@@ -37,8 +37,14 @@ APPLIED_PAUSE_SECONDS = 10.0
 
 
 async def _is_counted(node_pool: NodePool, message: RevealMessage, height: int) -> bool:
-    tx_hash = message.tx_hash()
-    return bool(is_counted(await node_pool.call(lambda client: client.tx(tx_hash)), height))
+    """Whether enough nodes report that exactly this message was counted in a block."""
+    tx_hash, count = message.tx_hash(), 0
+    for node in node_pool.usable_nodes:
+        try:
+            count += bool(is_counted(await node.client.tx(tx_hash), height))
+        except ChainError as error:
+            node_pool.record_error(node, error)
+    return count >= node_pool.needed
 
 
 def next_circuit(circuit: str) -> str:
@@ -66,7 +72,7 @@ class CircuitChoice:
         self._chain_id = ""
         self._counted: str | None = None  # in a block
         self._accepted: str | None = None  # by a node
-        self._refused = set[str]()
+        self._refused = dict[str, Set[str]]()  # since an acceptance: the nodes that refused each generation
         self._height = 0  # greatest height at which the choice was confirmed or refused, or a reveal was examined
         self._paused_until: float | None = None
         self._pause_reason: str | None = None
@@ -219,24 +225,29 @@ class CircuitChoice:
         self._paused_until = None
         self._refused.clear()
 
-    def record_refused(self, circuit: str, height: int) -> None:
+    def record_refused(self, circuit: str, height: int, nodes: Set[str], *, needed: int) -> None:
         """Record that the chain seems to refuse valid proofs of this generation, and choose the next one.
 
-        Valid means that the local verifier accepts them. No attempt is spent. If no other is permitted, or all were
-        refused, dispatch is paused, and one share is tried after each block: the chain may be upgraded, or its nodes
-        repaired.
+        Valid means that the local verifier accepts them. No attempt is spent. If no other is permitted, or enough nodes
+        have refused all of them, dispatch is paused, and one share is tried after each block: the chain may be
+        upgraded, or its nodes repaired. A false node refuses one, and the others another one.
+
+        Args:
+            nodes: names of the nodes that have refused it.
+            needed: number of nodes that must refuse every generation.
         """
         self._height = max(self._height, height)
         self._accepted = None if circuit == self._accepted else self._accepted
         if not self._is_auto:
             self._pause(PauseReason.CIRCUIT_REFUSED.format(circuit, next_circuit(circuit)))
             return
-        self._refused.add(circuit)
+        self._refused[circuit] = self._refused.get(circuit, frozenset()) | nodes
         if self.current == circuit:
             self.current = next_circuit(circuit)
             log.warning("circuit_refused", circuit=circuit)
         candidates = circuits_of_kind(GENERATIONS[circuit].kind)
-        if self._refused.issuperset(candidates):
+        refused_all = [self._refused.get(name, frozenset()) for name in candidates]
+        if len(set.intersection(*map(set, refused_all))) >= needed:
             self._refused.clear()
             names = "both circuits" if len(candidates) == 2 else ", ".join(candidates)
             self._pause(PauseReason.EVERY_CIRCUIT_REFUSED.format(names))
@@ -257,7 +268,8 @@ class CircuitChoice:
         """Learn the generation from a reveal that was counted in the agreed block at `height`, if it is not known.
 
         The block is read once more, because an RPC has its results only. The store has the nullifiers that are counted
-        by agreement, and the proof is checked here, so a false node can only withhold it.
+        by agreement, enough nodes report this message as counted, and the proof is checked here, so a false node can
+        only withhold it.
         """
         if not self._is_auto or not self._chain_id or self.current == self._counted or height <= self._height:
             return

@@ -10,7 +10,7 @@ sent (the service or its nodes were down), the message is sent again first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -42,6 +42,11 @@ MAX_HOLD_SECONDS: Final = 60.0
 """Maximum seconds for which a node can postpone reveals. It must not exclude itself for the rest of a round."""
 PROBE_SECONDS: Final = 2.0
 """Seconds between two reveals to a node that asked for a delay while every node did, and between checks after it."""
+
+MAX_REPROVE_DELAY: Final = 600.0
+"""Maximum seconds that a share waits for another proof. All nodes may fail for long, and recover."""
+MAX_DISPUTE_DELAY: Final = 3600.0
+"""The same while nodes dispute whether the share is counted already."""
 
 NEXT_BLOCK_VERDICTS: Final = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
 """Verdicts that are not about the message itself: the same bytes are resent one block later."""
@@ -200,6 +205,32 @@ def decide_height(*, first: int, last: int, outcome: str | None, is_spent: bool 
         return last + (SPENT_WAIT_BLOCKS if is_spent else 1)
     height = last + (1 if outcome in _NEXT_BLOCK_OUTCOMES else INCLUSION_WAIT_BLOCKS)
     return height if last >= first + REPROVE_BLOCKS else min(height, max(last + 1, first + REPROVE_BLOCKS))
+
+
+def reprove_delay(age: float, seconds_left: float, *, is_first: bool, in_dispute: bool) -> float:
+    """Return the seconds that a share waits before its next proof.
+
+    The first new proof is made at once. Each later one waits as long as the share has been sent, so that shares whose
+    confirmation a false node withholds take no more than a few proofs each, and leave the provers to others.
+
+    Args:
+        age: seconds since the first send of the share.
+        seconds_left: until the round's end; at most half of it passes, except in a dispute.
+        is_first: whether the share had one message only.
+        in_dispute: see `is_disputed`.
+    """
+    if is_first:
+        return 0.0
+    return min(3 * age, MAX_DISPUTE_DELAY) if in_dispute else max(0.0, min(age, seconds_left / 2, MAX_REPROVE_DELAY))
+
+
+def is_disputed(reveal: SentReveal, verdicts: Collection[Verdict], needed: int) -> bool:
+    """Whether a node has answered "spent" to the message and another one something else since, but not enough of them.
+
+    One of them is wrong, and a new proof is of use only if it is the former.
+    """
+    others = sum(verdict is not Verdict.SPENT for verdict in verdicts)
+    return reveal.last_outcome != _SPENT and others < min(needed, len(verdicts))
 
 
 def is_spent_everywhere(nodes: Iterable[NodeFacts]) -> bool:

@@ -116,7 +116,7 @@ class ConnectionProgress(ABC):
     Attributes:
         started_at: time of the connection, of the start of the request, or of the latest response; event loop time.
         pending_bytes: received bytes of a request that is incomplete; 0 if it arrived in one piece.
-        is_idle: whether the client has received a response and has sent nothing since.
+        is_idle: whether the client has received a response and has begun no request since.
         is_served: whether the client has received a response before.
         is_proxy: whether the connection is a proxy's. It is closed last while it is idle, because a request that the
             proxy sends at that moment would be lost; it looks idle too while a client of the proxy reads nothing.

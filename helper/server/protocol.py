@@ -55,9 +55,9 @@ defaults. A connection is closed
 
 To evict is to close a connection because there are too many, or because incomplete requests take too much memory. For a
 place, the slowest go first (idle ones before all others, those of proxies last), none within `eviction_seconds` (4 s)
-of the start of its request or of the wait for it, or within 1 s of its last response; if there are none, those go that
-had a response before and are not idle. For memory, those go first that hold the most. None is evicted whose complete
-request is being answered, unless its client has left bytes unread for 10 s.
+of the start of its request or of the wait for it, or within 1 s of a response, also in DRAINING; if there are none,
+those go that had a response before and are not idle. For memory, those go first that hold the most. None is evicted
+whose complete request is being answered, unless its client has left bytes unread for 10 s.
 
 The 400 to 505 of this table close the connection at once if they refuse a connection or a slow or evicted head; after
 the others, input is discarded first (LINGERING). The edge calls the handlers, and answers their errors with 500, which
@@ -745,6 +745,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
                 self._receive(data)
         else:  # the body may be on its way even if the client awaits a 100 response
             self.move(State.DRAINING)
+            self.is_idle = True  # as far as others need its place: it has its response
             self._discard(self.listener.limits.head_seconds if request.head.keep_alive else LINGER_SECONDS)
 
     def _end_request(self) -> bool:

@@ -158,7 +158,8 @@ class RequestParser:
             left = self._content_length - self._body_bytes
             if left > 0:
                 return min(at + left, len(data))
-            self._count_body_piece()
+            if at:  # what a read begins with is no piece of its own
+                self._count_body_piece()
         if data.startswith((b"\n", b"\r\n"), at) and (line_ends := _LINE_ENDS.match(data, at)) is not None:
             # The first ones may end a head that began earlier; the others are empty lines before the next request.
             return line_ends.end()

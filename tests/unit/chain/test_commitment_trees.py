@@ -436,6 +436,23 @@ async def test_leaves_that_take_long_are_read_although_another_node_adds_some_at
     assert not tree.readings
 
 
+async def test_leaves_that_take_long_are_read_although_the_height_of_the_round_changes_at_each_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree((60, 1), (3000, 2), (6000, 3), (9000, 4))
+    liar, honest = env.nodes
+    chain.publish_to(honest)
+    FakeTree((2, 100)).publish_to(liar)
+    liar.rounds = [{**listed, "created_at_height": "50"} for listed in liar.rounds]
+    await env.start()
+    for number in range(24):
+        await env.trees.sync(100)
+        liar.rounds = [{**listed, "created_at_height": str(49 - number)} for listed in liar.rounds]
+        await env.rounds.sync()
+    assert env.trees._trees[ROUND_ID].served["honest:1317"] == Anchor(9000, 4, chain.tree.root())
+
+
 def leaves_of(chain: FakeTree, size: int) -> bytes:
     return b"".join(chain.tree.leaf(position) for position in range(size))
 

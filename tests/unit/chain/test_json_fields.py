@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from helper.chain.json_fields import Fields, limit_stored_values, loads
+from helper.chain.broadcast_outcome import sanitize_text
+from helper.chain.json_fields import MAX_TEXT_CHARACTERS, Fields, limit_stored_values, loads
 from helper.errors import InvalidResponse
 
 
@@ -65,3 +66,8 @@ CASES: dict[str, Callable[[int], Callable[[], object]]] = {
 def test_twice_the_input_takes_at_most_twice_the_steps(name: str) -> None:
     steps, doubled = (count_steps(CASES[name](size)) for size in (1000, 2000))
     assert 0 < doubled <= 2 * steps
+
+
+def test_only_the_beginning_of_a_long_text_is_read() -> None:
+    assert one_field("\x7f" * (16 << 20)).text("a") == " " * MAX_TEXT_CHARACTERS
+    assert sanitize_text("ab " * (4 << 20)) == "ab " * 100

@@ -16,6 +16,7 @@ from helper.chain.broadcast_outcome import Verdict
 from helper.chain.node_http import (
     CHUNKS_PER_CHECKPOINT,
     DEFAULT_LIMIT_BYTES,
+    ERROR_LIMIT_BYTES,
     MAX_RESPONSES,
     MIN_RESPONSES,
     STREAM_LIMIT_BYTES,
@@ -231,6 +232,10 @@ async def test_node_http_refuses_long_and_compressed_responses() -> None:
     with pytest.raises(ChainResponseError, match="longer than"):
         await ChainClient("http://node", transport=long).is_syncing()
     assert (await ChainClient("http://node", transport=long).broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
+    error = b'{"message":"%b"}' % (b"a" * ERROR_LIMIT_BYTES)
+    failing = httpx.MockTransport(lambda _: httpx.Response(500, content=error))
+    with pytest.raises(ChainResponseError, match="longer than 65536"):
+        await ChainClient("http://node", transport=failing).is_syncing()
     body = gzip.compress(b'{"syncing":false}')
     packed = httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers={"content-encoding": "gzip"}))
     with pytest.raises(ChainResponseError, match="compressed"):

@@ -215,10 +215,12 @@ def test_round_on_time_goes_before_overdue_rounds_in_order_of_due_time() -> None
     assert select(RoundTurns(), queue("a"), *on_time, limit=5) == "CBBaa"
 
 
-def test_round_that_may_not_exist_comes_last_whenever_its_shares_are_due() -> None:
+def test_rounds_that_may_not_exist_get_a_part_of_the_turns_and_what_is_left() -> None:
     doubted = [queue("b", late=0.5, end=math.inf), queue("c", late=900.0, end=math.inf)]
 
     assert select(RoundTurns(), *doubted, queue("a", shares=2), limit=3) == "aaB"
+    at_risk = queue("a", shares=20, waiting=1000, end=NOW + 520)
+    assert select(RoundTurns(), *doubted, at_risk, limit=8) == "AAAcAAAb"
 
 
 def test_rounds_on_time_go_by_rank_at_the_same_time() -> None:

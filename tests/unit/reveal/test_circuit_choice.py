@@ -36,6 +36,9 @@ class FakeMeta(dict[str, str]):
         return choice
 
 
+NODES = frozenset({"first:80", "second:80"})
+
+
 @pytest.fixture
 def meta() -> FakeMeta:
     return FakeMeta()
@@ -59,9 +62,9 @@ def test_last_accepted_circuit_is_preferred(meta: FakeMeta, version: str, stored
 
 async def test_refused_valid_proof_switches_circuit_once_and_is_stored(meta: FakeMeta) -> None:
     auto = meta.select()
-    auto.record_refused("k10", 100)
+    auto.record_refused("k10", 100, NODES, needed=2)
     assert auto.current == "k11"
-    auto.record_refused("k10", 100)
+    auto.record_refused("k10", 100, NODES, needed=2)
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
     await auto.record_counted("k11", 101)
     assert meta == {"circuit:svote-1": "k11"}
@@ -71,12 +74,22 @@ async def test_refused_valid_proof_switches_circuit_once_and_is_stored(meta: Fak
 
 def test_share_refused_with_both_circuits_pauses_queue(meta: FakeMeta) -> None:
     auto = meta.select()
-    auto.record_refused("k10", 100)
+    auto.record_refused("k10", 100, NODES, needed=2)
     assert auto.pause_reason is None
-    auto.record_refused("k11", 100)
+    auto.record_refused("k11", 100, NODES, needed=2)
     assert auto.pause_reason is not None
     assert "both" in str(auto.pause_reason)
     assert auto.current == "k10", "the other generation is tried after the pause"
+
+
+def test_nodes_of_which_each_refuses_another_circuit_pause_nothing(meta: FakeMeta) -> None:
+    auto = meta.select()
+    auto.record_refused("k10", 100, {"first:80"}, needed=2)
+    auto.record_refused("k11", 100, {"second:80"}, needed=2)
+    assert auto.pause_reason is None
+    auto.record_refused("k10", 100, {"second:80"}, needed=2)
+    auto.record_refused("k11", 100, {"first:80"}, needed=2)
+    assert auto.pause_reason is not None
 
 
 async def test_failed_store_of_accepted_circuit_is_retried(meta: FakeMeta) -> None:
@@ -99,13 +112,13 @@ async def test_failed_store_of_accepted_circuit_is_retried(meta: FakeMeta) -> No
 async def test_refused_configured_circuit_pauses_queue_with_reason(meta: FakeMeta) -> None:
     by_hand = meta.select("k11", version="v1.3.0", stored="k10")
     assert (by_hand.current, by_hand.required_circuits) == ("k11", ("k11",))
-    by_hand.record_refused("k11", 100)
+    by_hand.record_refused("k11", 100, NODES, needed=2)
     assert by_hand.current == "k11"
     assert by_hand.pause_reason is not None
     assert '"k10"' in str(by_hand.pause_reason)
     meta.clock.advance(PAUSE_SECONDS)
     assert by_hand.pause_reason is None, "one share retries from time to time: the chain may have upgraded"
-    by_hand.record_refused("k11", 100)
+    by_hand.record_refused("k11", 100, NODES, needed=2)
     await by_hand.record_counted("k11", 101)
     assert by_hand.pause_reason is None
     assert meta == {}
@@ -116,18 +129,18 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(meta: FakeMeta
     assert not auto.is_current_unproven, "no chain is known yet"
     auto.select_initial("svote-1", "", None)
     assert auto.is_current_unproven
-    auto.record_refused("k10", 100)
+    auto.record_refused("k10", 100, NODES, needed=2)
     assert (auto.current, auto.is_current_unproven) == ("k11", True)
     await auto.record_counted("k11", 101)
     assert not auto.is_current_unproven
     assert auto.is_unproven("k10")
-    auto.record_refused("k11", 100)
+    auto.record_refused("k11", 100, NODES, needed=2)
     assert auto.is_current_unproven, "one reveal detects an upgrade of the chain"
 
 
 async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_counted(meta: FakeMeta) -> None:
     auto = meta.select(stored="k10")
-    auto.record_refused("k10", 100)
+    auto.record_refused("k10", 100, NODES, needed=2)
     auto.record_accepted("k11", "a")
     assert (auto.current, auto.is_current_unproven, meta) == ("k11", False, {})
     await auto.record_counted("k10", 101)
@@ -139,7 +152,7 @@ async def test_response_of_a_node_changes_the_choice_only_until_a_reveal_is_coun
 def test_node_that_accepts_every_proof_does_not_change_the_choice(meta: FakeMeta) -> None:
     auto = meta.select(stored="k11")
     auto.refusers["k11"] = {"honest"}
-    auto.record_refused("k11", 100)
+    auto.record_refused("k11", 100, NODES, needed=2)
     for circuit in ("k10", "k11", "k10"):
         auto.record_accepted(circuit, "false")
         assert (auto.current, auto.is_current_unproven) == ("k10", False)
@@ -170,7 +183,7 @@ def test_paused_selector_allows_trial_after_block(setting: str, meta: FakeMeta) 
     selector.note_block()
     for _ in range(2):
         for circuit in ("k10", "k11"):
-            selector.record_refused(circuit, 100)
+            selector.record_refused(circuit, 100, NODES, needed=2)
         assert selector.blocked_reason is not None, "a block before the refusal is no evidence"
         selector.note_block()
         assert selector.blocked_reason is None
@@ -200,16 +213,25 @@ def test_share_of_unknown_kind_has_no_circuit(meta: FakeMeta) -> None:
 
 
 class Chain:
-    """A block with one reveal, as one node serves it, and what the store and the trees know of it."""
+    """A block with one reveal, as two nodes serve it, and what the store and the trees know of it.
+
+    Attributes:
+        is_lie: whether only one node reports the result.
+    """
 
     def __init__(self) -> None:
         self.message = RevealMessage(b"n" * 32, bytes(64), 1, 0, b"proof", b"r" * 32, 90)
         self.result: TxResult | None = TxResult(0, 101, "")
         self.is_spent, self.has_anchor, self.is_own, self.valid_circuit = True, True, False, "k11"
+        self.is_lie = False
         self.blocks_read: list[int] = []
 
     async def learn(self, choice: CircuitChoice, height: int = 101) -> None:
-        chain = SimpleNamespace(call=self.call, is_spent=self.is_counted, anchor_at=self.anchor_at)
+        honest = AsyncMock(return_value=None if self.is_lie else self.result)
+        nodes = [SimpleNamespace(client=self), SimpleNamespace(client=SimpleNamespace(tx=honest))]
+        chain = SimpleNamespace(
+            call=self.call, is_spent=self.is_counted, anchor_at=self.anchor_at, usable_nodes=nodes, needed=2
+        )
         given: Any = dict.fromkeys(("node_pool", "store", "trees"), chain)
         given["verifier"] = SimpleNamespace(root_of=self.root_of, verify=self.verify)
         await choice.learn(height, **given)
@@ -251,6 +273,7 @@ class Chain:
         ({"has_anchor": False, "is_own": True}, "k11"),
         ({"is_own": True}, "k11"),
         ({"result": None}, None),
+        ({"is_lie": True}, None),
         ({"result": TxResult(1, 101, "invalid zero-knowledge proof")}, None),
         ({"result": TxResult(0, 100, "")}, None),  # the same bytes were counted in an earlier block
     ],
@@ -282,7 +305,7 @@ async def test_block_that_no_node_returned_is_read_again(meta: FakeMeta, monkeyp
 
 async def test_blocks_before_a_refusal_and_for_a_configured_circuit_teach_nothing(meta: FakeMeta) -> None:
     chain, auto, by_hand = Chain(), meta.select(stored="k10"), meta.select("k10", stored="k10")
-    auto.record_refused("k10", 101)
+    auto.record_refused("k10", 101, NODES, needed=2)
     await chain.learn(auto, 101)
     await chain.learn(by_hand, 101)
     assert (chain.blocks_read, auto.current) == ([], "k11")

@@ -15,7 +15,9 @@ from helper.chain.node_pool import RESEND_SECONDS
 from helper.reveal.send_policy import (
     AVOIDANCE_SECONDS,
     INCLUSION_WAIT_BLOCKS,
+    MAX_DISPUTE_DELAY,
     MAX_HOLD_SECONDS,
+    MAX_REPROVE_DELAY,
     PROBE_SECONDS,
     RECHECK_SECONDS,
     REPROVE_BLOCKS,
@@ -34,7 +36,9 @@ from helper.reveal.send_policy import (
     choose_node,
     decide,
     decide_height,
+    is_disputed,
     next_penalty,
+    reprove_delay,
 )
 from helper.store.models import PreparedReveal, SentReveal
 
@@ -120,6 +124,29 @@ def test_share_that_every_node_reports_as_spent_waits_ten_blocks_and_is_never_pr
 def test_unconfirmed_after_ten_blocks_needs_new_proof() -> None:
     assert kinds(range(109, 111), last=108, outcome="ACCEPTED") == [Wait, ProveAnew]
     assert REPROVE_BLOCKS == 10
+
+
+def test_message_that_one_node_calls_spent_is_disputed_until_enough_others_have_checked_it() -> None:
+    for verdicts, needed, expected in (
+        ([Verdict.SPENT, Verdict.ACCEPTED], 2, True),
+        ([Verdict.SPENT, Verdict.BAD_PROOF], 2, True),
+        ([Verdict.SPENT, Verdict.BAD_PROOF, Verdict.ACCEPTED], 2, False),
+        ([Verdict.BAD_PROOF], 2, False),
+        ([Verdict.SPENT], 1, True),  # before it answered something else
+        ([], 2, False),
+    ):
+        assert is_disputed(reveal(outcome="ACCEPTED"), verdicts, needed) is expected
+        assert not is_disputed(reveal(outcome="SPENT"), verdicts, needed)
+
+
+def test_later_proofs_of_a_share_are_made_at_growing_intervals_up_to_a_limit() -> None:
+    assert reprove_delay(60, 5000, is_first=True, in_dispute=False) == 0
+    assert reprove_delay(120, 5000, is_first=False, in_dispute=False) == 120
+    assert reprove_delay(120, 100, is_first=False, in_dispute=False) == 50, "half the time to the round's end"
+    assert reprove_delay(9000, 5000, is_first=False, in_dispute=False) == MAX_REPROVE_DELAY
+    assert reprove_delay(240, 100, is_first=True, in_dispute=True) == 0
+    assert reprove_delay(240, 100, is_first=False, in_dispute=True) == 720
+    assert reprove_delay(9000, 100, is_first=False, in_dispute=True) == MAX_DISPUTE_DELAY
 
 
 def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:

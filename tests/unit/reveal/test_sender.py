@@ -25,7 +25,7 @@ from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
 from helper.observability.service_state import RecentFailure
 from helper.reveal import sender
-from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
+from helper.reveal.send_policy import AVOIDANCE_SECONDS, MAX_REPROVE_DELAY, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
 from helper.store import messages
 from helper.store.shares import claim_due, recover, requeue
@@ -308,6 +308,7 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
         assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
         assert pipeline.circuits.current == current, "the other node's tree may not have the leaf"
         assert list(pipeline.circuits.refusers) == ["k10"]
+        pipeline.clock.advance(MAX_REPROVE_DELAY)
         await pipeline.prepare_message()
         pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, r) for r in pipeline.prover.roots.values()}
 
@@ -576,8 +577,8 @@ async def test_share_is_proven_with_each_circuit_in_turn_while_nodes_dispute_the
     pipeline.nodes.replies[liar] = respond_by_circuit(pipeline, "k11", [])
     record_refused = circuits.record_refused
 
-    def accept_again(circuit: str, height: int) -> None:
-        record_refused(circuit, height)
+    def accept_again(*arguments: Any, **named: Any) -> None:
+        record_refused(*arguments, **named)
         circuits.record_accepted("k11", liar)  # the proof of another share
 
     monkeypatch.setattr(circuits, "record_refused", accept_again)

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from helper.server.connection_limits import (
     DRAIN_BYTES,
+    IDLE_SECONDS,
     MAX_BODY_PIECES,
     MAX_TARGET_BYTES,
     READ_BYTES,
@@ -527,16 +528,16 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
 def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
     async def exchange() -> None:
         loop = asyncio.get_running_loop()
-        server = Server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=0.2))
+        server = Server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=4))
         connection = server.create_connection()
         transport = FakeTransport(connection)
         transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(4.1)
         transport.deliver(b"Content-Length: 9\r\n\r\nabc")
         await wait_until(lambda: transport.written.endswith(b"hello"))
         assert not server.evictor.make_room(1, loop.time())
         assert not transport.is_closed
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(IDLE_SECONDS)
         assert server.evictor.make_room(1, loop.time())
         assert transport.is_closed
         connection.connection_lost(None)

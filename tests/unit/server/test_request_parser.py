@@ -263,3 +263,10 @@ def test_head_is_refused_only_above_its_limits(excess: int) -> None:
     large = b"Host:\r\nX: " + b"a" * (LIMITS.max_head_bytes - len(fixed) + excess) + b"\r\n"
     for headers in (many, large):
         assert parse([line + headers + last]).is_refused == (excess > 0)
+
+
+def test_chunk_that_arrives_in_many_reads_is_one_piece() -> None:
+    head = b"POST / HTTP/1.1\r\nHost:\r\nTransfer-Encoding: chunked\r\n\r\n200\r\n"
+    body = b"a" * 512
+    parsed = parse([head, *(body[at : at + 1] for at in range(512)), b"\r\n0\r\n\r\n"])
+    assert [request[3] for request in parsed.requests] == [body]
