@@ -190,6 +190,8 @@ class RoundTree:
 
     async def _follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
         name, branch = client.name, self.branch_of(client.name)
+        if not len(self.trunk.tree):
+            self.trunk.next_height = known_round.created_at_height  # as listed now
         for known in dict.fromkeys((self.trunk, branch)):
             if await known.contains(state):
                 known.confirm(state)

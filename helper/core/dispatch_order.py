@@ -114,8 +114,8 @@ RESERVE_FRACTION: Final = 0.1
 
 
 DOUBTED_TURN: Final = 4
-"""One of so many shares is of a round that may not exist: an existing one that a false node omits is revealed too, and
-an invented one takes no more of the others' time."""
+"""One of so many turns is that of a round that may not exist: an existing one that a false node omits is revealed too,
+and an invented one takes no more of the others' time."""
 
 
 class DueShare(NamedTuple):
@@ -218,11 +218,11 @@ class RoundTurns:
         """Select shares, and remove them from `queues`. Each is returned with whether it has priority.
 
         Shares with priority are proven before selected ones without it that are not begun.
-        Rounds that may not exist get every `DOUBTED_TURN`th share, and what the others leave. Of the others:
+        Rounds that may not exist get what the others leave, and some of the turns. Of the others:
 
         1. Rounds at risk have priority, the earliest end first, then the least slack.
         2. Rounds that are not overdue follow, by due time.
-        3. The other rounds take turns.
+        3. The other rounds take turns. Every `DOUBTED_TURN`th one is that of a round that may not exist.
 
         Args:
             first_limit: maximum number if those above `limit` have priority; not below `limit`.
@@ -251,8 +251,6 @@ class RoundTurns:
         """Return the round whose share is next, and whether that share has priority."""
         known = [queue for queue in ready if queue.end < math.inf]
         doubted = [queue for queue in ready if queue.end == math.inf]
-        if doubted and known and self._turn % DOUBTED_TURN == DOUBTED_TURN - 1:
-            return min(doubted, key=self._order_of_turns), False
         ready = known or doubted
         at_risk = [queue for queue in ready if is_at_risk(queue.end, queue.waiting, chain_time, pace)]
         if at_risk:
@@ -260,6 +258,8 @@ class RoundTurns:
         on_time = [queue for queue in ready if not limits.is_overdue(queue.oldest_due_ms, now)]
         if on_time:
             return min(on_time, key=lambda queue: queue.shares[0]), True
+        if doubted and self._turn % DOUBTED_TURN == DOUBTED_TURN - 1:
+            ready = doubted
         return min(ready, key=self._order_of_turns), False
 
     def _order_of_turns(self, queue: RoundQueue) -> tuple[int, int]:

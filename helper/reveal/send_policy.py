@@ -43,9 +43,9 @@ MAX_HOLD_SECONDS: Final = 60.0
 PROBE_SECONDS: Final = 2.0
 """Seconds between two reveals to a node that asked for a delay while every node did, and between checks after it."""
 
-MAX_REPROVE_DELAY: Final = 600.0
-"""Maximum seconds that a share waits for another proof. All nodes may fail for long, and recover."""
-MAX_DISPUTE_DELAY: Final = 3600.0
+MAX_REPROVE_SECONDS: Final = 600.0
+"""Maximum seconds for which a message is sent before a new proof is considered."""
+MAX_DISPUTE_SECONDS: Final = 3600.0
 """The same while nodes dispute whether the share is counted already."""
 
 NEXT_BLOCK_VERDICTS: Final = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
@@ -53,6 +53,7 @@ NEXT_BLOCK_VERDICTS: Final = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, 
 # A refusal of the message must be confirmed by a second node, so it is sent to another one, one block later.
 _NEXT_BLOCK_OUTCOMES: Final = {None, *(verdict.name for verdict in NEXT_BLOCK_VERDICTS | MESSAGE_REFUSALS)}
 _REFUSED_OUTCOMES: Final = {v.name for v in (*MESSAGE_REFUSALS, Verdict.REFUSED, Verdict.REFUSED_ANCHOR)}
+_CHECKED_OUTCOMES: Final = {v.name for v in (*MESSAGE_REFUSALS, Verdict.ACCEPTED)}
 _SPENT: Final = Verdict.SPENT.name
 
 
@@ -98,6 +99,8 @@ class ProcessFacts(NamedTuple):
         ended_at: the end of the last send of the share, in the same way; None if it was never sent.
         seconds_left: seconds until the round's end.
         is_circuit_refused: whether shares are now proven with another circuit.
+        sent_before: seconds for which earlier messages of the share were sent by this host.
+        is_disputed: see `is_disputed`.
     """
 
     now: float
@@ -109,6 +112,8 @@ class ProcessFacts(NamedTuple):
     ended_at: float | None = None
     seconds_left: float = math.inf
     is_circuit_refused: bool = False
+    sent_before: float = 0.0
+    is_disputed: bool = False
 
     def stands_at(self, height: int) -> bool:
         """Whether there is no block above a height: enough nodes have reached it, and none reports a greater one."""
@@ -145,7 +150,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
     if head is None:
         return Wait(now + RECHECK_SECONDS, 0)
     reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_turn for node in nodes))
-    if reason:
+    if reason and now - process.began_at >= reprove_seconds(process):
         return ProveAnew(reason)
     first, last = reveal.first_sent_height, reveal.last_sent_height
     if reveal.sends and first is not None and last is not None:
@@ -207,30 +212,25 @@ def decide_height(*, first: int, last: int, outcome: str | None, is_spent: bool 
     return height if last >= first + REPROVE_BLOCKS else min(height, max(last + 1, first + REPROVE_BLOCKS))
 
 
-def reprove_delay(age: float, seconds_left: float, *, is_first: bool, in_dispute: bool) -> float:
-    """Return the seconds that a share waits before its next proof.
+def reprove_seconds(process: ProcessFacts) -> float:
+    """Return the seconds for which a message is sent before a new proof of its share, if that is needed at all.
 
-    The first new proof is made at once. Each later one waits as long as the share has been sent, so that shares whose
-    confirmation a false node withholds take no more than a few proofs each, and leave the provers to others.
-
-    Args:
-        age: seconds since the first send of the share.
-        seconds_left: until the round's end; at most half of it passes, except in a dispute.
-        is_first: whether the share had one message only.
-        in_dispute: see `is_disputed`.
+    None for the first one. Later ones are sent for as long as the share was before, three times as long in a dispute:
+    a false node that withholds confirmations would otherwise have counted shares proven again and again, and the others
+    never.
     """
-    if is_first:
-        return 0.0
-    return min(3 * age, MAX_DISPUTE_DELAY) if in_dispute else max(0.0, min(age, seconds_left / 2, MAX_REPROVE_DELAY))
+    if process.is_disputed:
+        return min(3 * process.sent_before, MAX_DISPUTE_SECONDS)
+    return min(process.sent_before, process.seconds_left / 2, MAX_REPROVE_SECONDS)
 
 
 def is_disputed(reveal: SentReveal, verdicts: Collection[Verdict], needed: int) -> bool:
-    """Whether a node has answered "spent" to the message and another one something else since, but not enough of them.
+    """Whether a node calls the share of a message spent, and another one has accepted or refused the message since.
 
-    One of them is wrong, and a new proof is of use only if it is the former.
+    Not if enough nodes have done the latter. One of them is wrong, and a new proof is of use only if it is the former.
     """
-    others = sum(verdict is not Verdict.SPENT for verdict in verdicts)
-    return reveal.last_outcome != _SPENT and others < min(needed, len(verdicts))
+    checked = sum(verdict is Verdict.ACCEPTED or verdict in MESSAGE_REFUSALS for verdict in verdicts)
+    return Verdict.SPENT in verdicts and reveal.last_outcome in _CHECKED_OUTCOMES and checked < needed
 
 
 def is_spent_everywhere(nodes: Iterable[NodeFacts]) -> bool:
@@ -285,6 +285,7 @@ class SendState:
     Attributes:
         fence: fencing token under which a task read the share's message; None if no task is sending the share.
         message_sent_at: time of the first send of the newest message.
+        sent_before: seconds between the first send and the end of the message before it.
         ended_at: time at which the last send ended. For a call without a response: when its last byte was written.
         sent_at: time of the last send to each node, by node name.
         last_node: name of the node that received the last sends.
@@ -300,6 +301,7 @@ class SendState:
     fence: int | None = None
     first_sent_at: float | None = None
     message_sent_at: float | None = None
+    sent_before: float = 0.0
     ended_at: float | None = None
     sent_at: dict[str, float] = field(default_factory=dict)
     last_node: str = ""
@@ -318,6 +320,11 @@ class SendState:
         self.sent_at[node] = now
         self.sends_in_a_row = min(MAX_SENDS_IN_A_ROW, 1 + (self.sends_in_a_row if node == self.last_node else 0))
         self.last_node = node
+
+    def end_message(self, now: float) -> None:
+        """Record that the share is proven anew. The bytes of its next message may be the same."""
+        self.sent_before = 0.0 if self.first_sent_at is None else now - self.first_sent_at
+        self.message_sent_at = None
 
     def use_message(self, tx_hash: bytes) -> None:
         """Drop what belongs to an earlier message."""

@@ -260,6 +260,8 @@ class Sender:
             ended_at=ended_at,
             seconds_left=self.attempts.seconds_left(reveal.round_id),
             is_circuit_refused=self.circuits.is_outdated(reveal.prepared.circuit, reveal.share_id),
+            sent_before=state.sent_before,
+            is_disputed=send_policy.is_disputed(reveal, state.verdicts.values(), self.node_pool.needed),
         )
         return send_policy.decide(reveal, process, self._node_facts(reveal, state, ended_at))
 
@@ -310,8 +312,8 @@ class Sender:
             is_bad_proof = classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
             is_refused = is_bad_proof and self._serves_root(node, reveal)
         if is_refused:
-            self._refuse_circuit(reveal)
-        await self._requeue(reveal, reason)
+            self._refuse_circuit(reveal, node)
+        await self._requeue(reveal.share_id, reason)
         return None
 
     def _shows_refused_circuit(self, reveal: SentReveal) -> bool:
@@ -329,15 +331,19 @@ class Sender:
             return False
         return self._is_refused(reveal) or (bool(refusers) and self.circuits.is_unproven(circuit))
 
-    def _refuse_circuit(self, reveal: SentReveal) -> None:
-        """Prove the share with another circuit, and others too unless nodes dispute whether this share is counted."""
+    def _refuse_circuit(self, reveal: SentReveal, found_by: Node | None = None) -> None:
+        """Prove the share with another circuit, and others too unless nodes dispute whether this share is counted.
+
+        Args:
+            found_by: the node that reports a block in which the proof was refused.
+        """
         circuit, head = reveal.prepared.circuit, self.node_pool.head
         verdicts = self._states.get(reveal.share_id).verdicts
+        needed = min(self.node_pool.needed, len(self.node_pool.usable_nodes))
         if not send_policy.is_disputed(reveal, verdicts.values(), self.node_pool.needed):
             refusers = {name for name, verdict in verdicts.items() if verdict is Verdict.BAD_PROOF}
-            refusers |= self.circuits.refusers.get(circuit, set())
-            height = 0 if head is None else head.height
-            self.circuits.record_refused(circuit, height, refusers, needed=self.node_pool.needed)
+            refusers |= self.circuits.refusers.get(circuit, set()) | ({found_by.name} if found_by else set())
+            self.circuits.record_refused(circuit, 0 if head is None else head.height, refusers, needed=needed)
         self.circuits.use_other(reveal.share_id, circuit)
 
     # ---------------------------------------------------------------- one send
@@ -471,7 +477,7 @@ class Sender:
             # Also if other nodes refuse it for other reasons: the chain may verify another circuit since an upgrade.
             self._refuse_circuit(reveal)
             self.circuits.refusers.pop(circuit, None)  # a later proof of it goes to every node again
-            await self._requeue(reveal, f"the chain refuses {circuit} proofs")
+            await self._requeue(reveal.share_id, f"the chain refuses {circuit} proofs")
         elif not is_refused or len(refusals) < self.node_pool.needed:
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
         elif len(refusals) > 1:
@@ -512,19 +518,9 @@ class Sender:
         await self.attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
         self._notify()
 
-    async def _requeue(self, reveal: SentReveal, note: str) -> None:
-        state = self._states.get(reveal.share_id)
-        age = send_policy.REPROVE_SECONDS
-        if state.first_sent_at is not None:
-            age = self.clock.monotonic() - state.first_sent_at
-        delay = send_policy.reprove_delay(
-            age,
-            self.attempts.seconds_left(reveal.round_id),
-            is_first=reveal.is_first_message,
-            in_dispute=send_policy.is_disputed(reveal, state.verdicts.values(), self.node_pool.needed),
-        )
-        due_ms = max(reveal.due_ms, int((self.clock.now() + delay) * 1000)) if delay else None
-        await self.store.run(shares.requeue, reveal.share_id, due_ms=due_ms, stage="broadcast", note=note)
+    async def _requeue(self, share_id: int, note: str) -> None:
+        self._states.get(share_id).end_message(self.clock.monotonic())
+        await self.store.run(shares.requeue, share_id, stage="broadcast", note=note)
         self.stats.count("retry_broadcast")
         self._notify()
 

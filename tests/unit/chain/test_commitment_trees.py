@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -451,6 +451,25 @@ async def test_leaves_that_take_long_are_read_although_the_height_of_the_round_c
         liar.rounds = [{**listed, "created_at_height": str(49 - number)} for listed in liar.rounds]
         await env.rounds.sync()
     assert env.trees._trees[ROUND_ID].served["honest:1317"] == Anchor(9000, 4, chain.tree.root())
+
+
+async def test_tree_is_read_although_its_round_was_first_listed_with_a_later_height() -> None:
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree((60, 1, 2))
+    liar, honest = env.nodes
+    chain.publish_to(*env.nodes)
+    listed = honest.rounds
+    honest.rounds, liar.rounds = [], [{**each, "created_at_height": "75"} for each in listed]
+    await env.start()
+    with suppress(ChainUnavailable):
+        await env.trees.sync(100)
+    honest.rounds = liar.rounds = listed
+    for _ in range(3):
+        env.clock.advance(60)
+        await env.endpoints.probe_all()
+        await env.rounds.sync()
+        with suppress(ChainUnavailable):
+            await env.trees.sync(100)
+    assert env.trees._trees[ROUND_ID].served["honest:1317"] == Anchor(60, 2, chain.tree.root())
 
 
 def leaves_of(chain: FakeTree, size: int) -> bytes:

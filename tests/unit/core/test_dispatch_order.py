@@ -219,8 +219,8 @@ def test_rounds_that_may_not_exist_get_a_part_of_the_turns_and_what_is_left() ->
     doubted = [queue("b", late=0.5, end=math.inf), queue("c", late=900.0, end=math.inf)]
 
     assert select(RoundTurns(), *doubted, queue("a", shares=2), limit=3) == "aaB"
-    at_risk = queue("a", shares=20, waiting=1000, end=NOW + 520)
-    assert select(RoundTurns(), *doubted, at_risk, limit=8) == "AAAcAAAb"
+    assert select(RoundTurns(), *doubted, queue("a", shares=20), limit=8) == "aaacaaab"
+    assert select(RoundTurns(), *doubted, queue("a", shares=20, waiting=1000, end=NOW + 520), limit=5) == "AAAAA"
 
 
 def test_rounds_on_time_go_by_rank_at_the_same_time() -> None:

@@ -15,9 +15,9 @@ from helper.chain.node_pool import RESEND_SECONDS
 from helper.reveal.send_policy import (
     AVOIDANCE_SECONDS,
     INCLUSION_WAIT_BLOCKS,
-    MAX_DISPUTE_DELAY,
+    MAX_DISPUTE_SECONDS,
     MAX_HOLD_SECONDS,
-    MAX_REPROVE_DELAY,
+    MAX_REPROVE_SECONDS,
     PROBE_SECONDS,
     RECHECK_SECONDS,
     REPROVE_BLOCKS,
@@ -38,7 +38,6 @@ from helper.reveal.send_policy import (
     decide_height,
     is_disputed,
     next_penalty,
-    reprove_delay,
 )
 from helper.store.models import PreparedReveal, SentReveal
 
@@ -130,23 +129,33 @@ def test_message_that_one_node_calls_spent_is_disputed_until_enough_others_have_
     for verdicts, needed, expected in (
         ([Verdict.SPENT, Verdict.ACCEPTED], 2, True),
         ([Verdict.SPENT, Verdict.BAD_PROOF], 2, True),
+        ([Verdict.SPENT, Verdict.BEHIND], 2, True),
         ([Verdict.SPENT, Verdict.BAD_PROOF, Verdict.ACCEPTED], 2, False),
-        ([Verdict.BAD_PROOF], 2, False),
-        ([Verdict.SPENT], 1, True),  # before it answered something else
-        ([], 2, False),
+        ([Verdict.BAD_PROOF, Verdict.ACCEPTED], 2, False),
     ):
         assert is_disputed(reveal(outcome="ACCEPTED"), verdicts, needed) is expected
         assert not is_disputed(reveal(outcome="SPENT"), verdicts, needed)
+        assert not is_disputed(reveal(outcome="BEHIND"), verdicts, needed)
 
 
-def test_later_proofs_of_a_share_are_made_at_growing_intervals_up_to_a_limit() -> None:
-    assert reprove_delay(60, 5000, is_first=True, in_dispute=False) == 0
-    assert reprove_delay(120, 5000, is_first=False, in_dispute=False) == 120
-    assert reprove_delay(120, 100, is_first=False, in_dispute=False) == 50, "half the time to the round's end"
-    assert reprove_delay(9000, 5000, is_first=False, in_dispute=False) == MAX_REPROVE_DELAY
-    assert reprove_delay(240, 100, is_first=True, in_dispute=True) == 0
-    assert reprove_delay(240, 100, is_first=False, in_dispute=True) == 720
-    assert reprove_delay(9000, 100, is_first=False, in_dispute=True) == MAX_DISPUTE_DELAY
+@pytest.mark.parametrize(
+    ("facts", "seconds"),
+    [
+        ({}, 0),
+        ({"sent_before": 120}, 120),
+        ({"sent_before": 120, "seconds_left": 100}, 50),
+        ({"sent_before": 9000}, MAX_REPROVE_SECONDS),
+        ({"sent_before": 240, "is_disputed": True}, 720),
+        ({"sent_before": 9000, "is_disputed": True}, MAX_DISPUTE_SECONDS),
+    ],
+)
+def test_later_proofs_of_a_share_are_made_at_growing_intervals_up_to_a_limit(
+    facts: dict[str, Any], seconds: float
+) -> None:
+    for age, expected in ((seconds, ProveAnew), (seconds - 1, Send)):
+        process = {**facts, "began_at": NOW - age, "ended_at": NOW - age}
+        if age >= 0:
+            assert isinstance(step_at(154, last=150, outcome="ACCEPTED", process=process), expected)
 
 
 def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:

@@ -25,7 +25,7 @@ from helper.core.share import ShareState
 from helper.errors import ChainUnavailable
 from helper.observability.service_state import RecentFailure
 from helper.reveal import sender
-from helper.reveal.send_policy import AVOIDANCE_SECONDS, MAX_REPROVE_DELAY, PROBE_SECONDS, REPROVE_BLOCKS
+from helper.reveal.send_policy import AVOIDANCE_SECONDS, PROBE_SECONDS, REPROVE_BLOCKS
 from helper.reveal.sender import CONCURRENT_RESENDS, SendCall
 from helper.store import messages
 from helper.store.shares import claim_due, recover, requeue
@@ -308,7 +308,6 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
         assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
         assert pipeline.circuits.current == current, "the other node's tree may not have the leaf"
         assert list(pipeline.circuits.refusers) == ["k10"]
-        pipeline.clock.advance(MAX_REPROVE_DELAY)
         await pipeline.prepare_message()
         pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, r) for r in pipeline.prover.roots.values()}
 
