@@ -313,7 +313,7 @@ class HostProcess:
         if stored is not None:
             (fence, message_at, ended_at, sent_at, last, unanswered, verdicts, tx_hash), wait = stored
             values = ended_at, dict(sent_at), *last, [*unanswered], dict(verdicts), tx_hash
-            state = SendState(fence, None, message_at, *values)
+            state = SendState(fence, None, message_at, 0.0, *values)
             self.sender._states._by_share[share] = state
             if wait is not None:
                 self.sender._states._waits[share] = wait
