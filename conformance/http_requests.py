@@ -194,7 +194,7 @@ class HelperClient:
         sent = list(headers.items() if isinstance(headers, Mapping) else headers)
         if value := self.token if token is None else token:
             sent.append((TOKEN_HEADER, value))
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()  # the clock measures responses only: tests slow it down
         ends_at = loop.time() + PATIENCE_SECONDS
         while True:
             reply = await self._send_once(method, path, content, sent)
@@ -293,7 +293,7 @@ class RawConnection:
             ConnectionEnded: the connection ended first.
             CheckFailed: there was no complete response in time.
         """
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()  # the clock measures responses only: tests slow it down
         started = loop.time()
         try:
             async with asyncio.timeout(seconds):

@@ -191,7 +191,7 @@ class RoundTree:
     async def _follow(self, known_round: Round, client: ChainClient, state: Anchor, limits: _ReadLimits) -> bool:
         name, branch = client.name, self.branch_of(client.name)
         if not len(self.trunk.tree):
-            self.trunk.next_height = known_round.created_at_height  # as listed now
+            self.trunk.next_height = known_round.created_at_height  # a false node may have listed another one
         for known in dict.fromkeys((self.trunk, branch)):
             if await known.contains(state):
                 known.confirm(state)
@@ -274,10 +274,10 @@ class RoundTree:
 
 
 def _continues(branch: Branch, reading: LeafReading) -> bool:
-    """Whether the leaves that were read follow those of a branch.
+    """Whether the leaves of an unfinished reading follow those of a branch.
 
-    A reading that began with the round does, even if the round's height is another one now: a false node can change
-    what it reports with each listing, and the root is verified in any case.
+    In an empty branch they do, whatever the first height of the round is now: a false node can report another one with
+    each listing. The root is verified once the reading is complete.
     """
     return not len(branch.tree) or reading.first == max(1, branch.next_height)
 

@@ -62,7 +62,7 @@ MAX_ROUNDS = 8192
 """Maximum number of rounds in a list. Reading so many takes less than 0.1 s of the event loop."""
 MAX_PROPOSALS = 256
 """Maximum number of a round's proposals, and of options of one. The chain allows 50 and 8."""
-MAX_TEXT_LENGTH = 400
+MAX_TITLE_CHARACTERS = 400
 """Maximum length of a title or label in characters. Longer ones are truncated."""
 LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
@@ -443,8 +443,8 @@ def _parse_proposal(fields: Fields) -> Proposal:
     return Proposal(
         id=fields.uint("id", maximum=2**31),
         options=tuple(option.uint("index", maximum=2**31) for option in options),
-        title=_displayed(partial(fields.text, "title"), "")[:MAX_TEXT_LENGTH],
-        labels=tuple(_displayed(partial(option.text, "label"), "")[:MAX_TEXT_LENGTH] for option in options),
+        title=_displayed(partial(fields.text, "title"), "")[:MAX_TITLE_CHARACTERS],
+        labels=tuple(_displayed(partial(option.text, "label"), "")[:MAX_TITLE_CHARACTERS] for option in options),
     )
 
 

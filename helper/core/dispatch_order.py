@@ -113,9 +113,11 @@ RESERVE_FRACTION: Final = 0.1
 """Fraction of the remaining work that is added to the reserve, because the measured pace varies."""
 
 
-DOUBTED_TURN: Final = 4
-"""One of so many turns is that of a round that may not exist: an existing one that a false node omits is revealed too,
-and an invented one takes no more of the others' time."""
+DOUBTED_ROUND_INTERVAL: Final = 4
+"""Turns between those of rounds that may not exist.
+
+An existing round that a false node omits is revealed too, and an invented one takes a quarter of the proofs at most.
+"""
 
 
 class DueShare(NamedTuple):
@@ -222,7 +224,7 @@ class RoundTurns:
 
         1. Rounds at risk have priority, the earliest end first, then the least slack.
         2. Rounds that are not overdue follow, by due time.
-        3. The other rounds take turns. Every `DOUBTED_TURN`th one is that of a round that may not exist.
+        3. The other rounds take turns. Each `DOUBTED_ROUND_INTERVAL`th is that of a round that may not exist.
 
         Args:
             first_limit: maximum number if those above `limit` have priority; not below `limit`.
@@ -258,7 +260,7 @@ class RoundTurns:
         on_time = [queue for queue in ready if not limits.is_overdue(queue.oldest_due_ms, now)]
         if on_time:
             return min(on_time, key=lambda queue: queue.shares[0]), True
-        if doubted and self._turn % DOUBTED_TURN == DOUBTED_TURN - 1:
+        if doubted and (self._turn + 1) % DOUBTED_ROUND_INTERVAL == 0:
             ready = doubted
         return min(ready, key=self._order_of_turns), False
 

@@ -150,7 +150,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
     if head is None:
         return Wait(now + RECHECK_SECONDS, 0)
     reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_turn for node in nodes))
-    if reason and now - process.began_at >= reprove_seconds(process):
+    if reason:
         return ProveAnew(reason)
     first, last = reveal.first_sent_height, reveal.last_sent_height
     if reveal.sends and first is not None and last is not None:
@@ -170,11 +170,15 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
 def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, has_new_block: bool) -> str:
     """Why a share needs a new proof, "" if it does not."""
     outcome, first, last = reveal.last_outcome, reveal.first_sent_height, reveal.last_sent_height
-    if process.is_circuit_refused and (not reveal.sends or outcome == Verdict.BAD_PROOF.name):
+    is_refused = not reveal.sends or (outcome == Verdict.BAD_PROOF.name and not process.is_disputed)
+    if process.is_circuit_refused and is_refused:
         return f"the chain refuses {reveal.prepared.circuit} proofs"
     if not reveal.sends or first is None or last is None or outcome == _SPENT:
         return ""  # a spent nullifier stays spent: a new proof would be refused too
-    is_old = process.now - process.began_at >= REPROVE_SECONDS
+    age = process.now - process.began_at
+    if age < min_message_seconds(process):
+        return ""
+    is_old = age >= REPROVE_SECONDS
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
@@ -212,12 +216,12 @@ def decide_height(*, first: int, last: int, outcome: str | None, is_spent: bool 
     return height if last >= first + REPROVE_BLOCKS else min(height, max(last + 1, first + REPROVE_BLOCKS))
 
 
-def reprove_seconds(process: ProcessFacts) -> float:
-    """Return the seconds for which a message is sent before a new proof of its share, if that is needed at all.
+def min_message_seconds(process: ProcessFacts) -> float:
+    """Return how long a message is sent at least before a new proof replaces it, in seconds.
 
-    None for the first one. Later ones are sent for as long as the share was before, three times as long in a dispute:
-    a false node that withholds confirmations would otherwise have counted shares proven again and again, and the others
-    never.
+    A share's first message has no minimum. A later one is sent for as long as those before it together, in a dispute
+    three times as long. Otherwise a false node that withholds confirmations has counted shares proven again without
+    end, which takes the provers from shares without a proof.
     """
     if process.is_disputed:
         return min(3 * process.sent_before, MAX_DISPUTE_SECONDS)
@@ -225,9 +229,9 @@ def reprove_seconds(process: ProcessFacts) -> float:
 
 
 def is_disputed(reveal: SentReveal, verdicts: Collection[Verdict], needed: int) -> bool:
-    """Whether a node calls the share of a message spent, and another one has accepted or refused the message since.
+    """Whether nodes contradict each other: one reports the nullifier as spent, another one has checked the message.
 
-    Not if enough nodes have done the latter. One of them is wrong, and a new proof is of use only if it is the former.
+    A new proof is of use only if the report is false. If enough nodes have accepted or refused the message, it is.
     """
     checked = sum(verdict is Verdict.ACCEPTED or verdict in MESSAGE_REFUSALS for verdict in verdicts)
     return Verdict.SPENT in verdicts and reveal.last_outcome in _CHECKED_OUTCOMES and checked < needed

@@ -745,7 +745,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
                 self._receive(data)
         else:  # the body may be on its way even if the client awaits a 100 response
             self.move(State.DRAINING)
-            self.is_idle = True  # as far as others need its place: it has its response
+            self.is_idle = True  # for the evictor: the client has its response
             self._discard(self.listener.limits.head_seconds if request.head.keep_alive else LINGER_SECONDS)
 
     def _end_request(self) -> bool:

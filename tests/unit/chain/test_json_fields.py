@@ -70,4 +70,4 @@ def test_twice_the_input_takes_at_most_twice_the_steps(name: str) -> None:
 
 def test_only_the_beginning_of_a_long_text_is_read() -> None:
     assert one_field("\x7f" * (16 << 20)).text("a") == " " * MAX_TEXT_CHARACTERS
-    assert sanitize_text("ab " * (4 << 20)) == "ab " * 100
+    assert sanitize_text("a" + " " * 10_000 + "b") == "a"

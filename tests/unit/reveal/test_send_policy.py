@@ -156,6 +156,8 @@ def test_later_proofs_of_a_share_are_made_at_growing_intervals_up_to_a_limit(
         process = {**facts, "began_at": NOW - age, "ended_at": NOW - age}
         if age >= 0:
             assert isinstance(step_at(154, last=150, outcome="ACCEPTED", process=process), expected)
+            refused = {**process, "is_circuit_refused": True, "is_disputed": False}
+            assert isinstance(step_at(154, last=150, outcome="BAD_PROOF", process=refused), ProveAnew)
 
 
 def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:

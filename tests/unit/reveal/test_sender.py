@@ -6,6 +6,7 @@ import asyncio
 import json
 from base64 import b64decode
 from collections.abc import Coroutine
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -310,6 +311,33 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
         assert list(pipeline.circuits.refusers) == ["k10"]
         await pipeline.prepare_message()
         pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, r) for r in pipeline.prover.roots.values()}
+
+
+async def test_share_that_is_never_confirmed_is_proven_at_growing_intervals(pipeline: Pipeline) -> None:
+    proven_at: list[int] = []
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        for block in range(8 * REPROVE_BLOCKS):
+            await pipeline.settle_dispatcher()
+            await wait_until(lambda: not pipeline.dispatcher._tasks)
+            proven_at += [block] * (len(pipeline.prover.started_proofs) - len(proven_at))
+            await pipeline.next_block()
+    intervals = [later - earlier for earlier, later in pairwise(proven_at)]
+    assert len(intervals) == 3, intervals
+    assert all(interval >= sum(intervals[:number]) for number, interval in enumerate(intervals)), "as long as before"
+
+
+async def test_circuit_of_a_share_that_one_node_calls_spent_is_kept_for_others(pipeline: Pipeline) -> None:
+    pipeline.circuits.select_initial(CHAIN_ID, "", "k10")
+    pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: ALREADY_SPENT}
+    share = await pipeline.prepare_message()
+    for _ in range(3 * REPROVE_BLOCKS):
+        if pipeline.read_share(1) == (ShareState.SENT,):
+            await pipeline.sender.send(share)
+        await pipeline.next_block()
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0), "it is proven anew"
+    assert pipeline.circuits.circuit_for("", 1) == "k11"
+    assert (pipeline.circuits.current, pipeline.circuits.pause_reason) == ("k10", None)
 
 
 async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipeline) -> None:

@@ -528,11 +528,11 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
 def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:
     async def exchange() -> None:
         loop = asyncio.get_running_loop()
-        server = Server(Edge(create_test_app(EndlessRoutes())), ConnectionLimits(eviction_seconds=4))
+        server = Server(Edge(create_test_app(EndlessRoutes())), LIMITS)
         connection = server.create_connection()
         transport = FakeTransport(connection)
         transport.deliver(b"POST /early HTTP/1.1\r\nHost: x\r\n")
-        await asyncio.sleep(4.1)
+        await asyncio.sleep(2 * LIMITS.eviction_seconds)  # of the loop's virtual time
         transport.deliver(b"Content-Length: 9\r\n\r\nabc")
         await wait_until(lambda: transport.written.endswith(b"hello"))
         assert not server.evictor.make_room(1, loop.time())
