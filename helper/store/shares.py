@@ -30,7 +30,7 @@ NOTIFY_WITHIN_MS: Final = 2_000
 
 HEALED_NOTE: Final = "posted again; replaced a damaged row"
 LOST_MESSAGE_DELAY_MS: Final = 60_000
-"""Delay of a new proof if the message is damaged too: about ten blocks, as between any two proofs of a share."""
+"""Delay of a new proof if the message is damaged too: about ten blocks, as before the first new proof."""
 
 _RECEIVED: Final = ShareState.WAITING.value
 _WORKING: Final = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
