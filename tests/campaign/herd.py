@@ -47,7 +47,7 @@ async def run(setting: CampaignRun) -> Findings:
         started_at = time.monotonic()
         await others.post_shares(other_votes[:5], lambda: far_due)
         post_rate = 5 * SHARE_COUNT / (time.monotonic() - started_at)
-        due = unix_time_in(2 + 1.3 * len(votes) * SHARE_COUNT / post_rate)
+        due = unix_time_in(2 + 2 * len(votes) * SHARE_COUNT / post_rate)
         await herd.post_shares(votes, lambda: due)
         findings.require_at_least("seconds from the herd's last POST to its due time", due - time.time(), 0)
         others.ledger.response_seconds.clear()
