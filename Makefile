@@ -108,7 +108,7 @@ bench: $(VENV)/.native ## measure performance against its goals; bench/results/ 
 	@sh scripts/system_packages.sh wrk=wrk $(filter %=postgresql,$(DEPLOY))
 	@$(BIN)/python -m bench $(ARGS)
 
-ui: $(MODULES) ## lint, test and build the web page into ui_dist/ (needs node 20 or newer)
+ui: $(MODULES) ## lint, test and build the web page into ui_dist/ (needs node 20.19 or newer)
 	cd ui && npm run --silent check && npm run --silent test && npm run --silent build
 
 wheel: package ## build dist/ for installation: the wheel, its pinned requirements, deploy/

@@ -90,9 +90,9 @@ def _format_line(line: Mapping[str, Any] | None) -> list[str]:
     if line is None or not line["rates"]:
         return [*["–"] * len(PROVER_COUNTS), "not measured"]
     at = (
-        f"none up to {PROVER_COUNTS[-1]} provers"
+        f"none up to {PROVER_COUNTS[-1]} hosts"
         if line["at"] is None
-        else f"{line['breaks']}, with {line['at']} provers"
+        else f"{line['breaks']}, with {line['at']} hosts"
     )
     return [*(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in line["rates"]), at]
 

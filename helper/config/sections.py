@@ -283,8 +283,8 @@ class ChainSection(Section):
         120,
         gt=0,
         le=120,
-        description="Maximum difference in seconds between this machine's clock and the chain's; dispatch pauses above "
-        "it.",
+        description="Maximum time in seconds by which this machine's clock may be behind the chain's; dispatch pauses "
+        "above it. The limit in the other direction is stale_seconds.",
     )
     timeout_seconds: Number = Field(
         10, gt=0, le=60, description="Timeout of a request to a node, in seconds. A reveal gets at least 75."
@@ -381,7 +381,9 @@ class OperatorSection(Section):
     """The operator API."""
 
     token: Token = Field(
-        "", description="Bearer token of the operator API over HTTP; empty disables the operator API over HTTP."
+        "",
+        description="Bearer token of the event stream /shielded-vote/v1/events, which the queue page reads; empty "
+        "disables it. The rest of the operator API is only on the control socket.",
     )
     token_file: Text = Field(
         "",

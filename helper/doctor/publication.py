@@ -36,7 +36,7 @@ MIN_ENTROPY_BITS: Final = 64.0
 _CREATE_ADVICE: Final = "Create one with `openssl rand -hex 32`."
 _TOKEN_SETTINGS: Final = {
     "api_token": ("[helper] api_token", "shares are accepted from any client, as public wallets need"),
-    "operator token": ("[operator] token", "the operator API over HTTP is disabled"),
+    "operator token": ("[operator] token", "the event stream over HTTP is disabled"),
 }
 
 

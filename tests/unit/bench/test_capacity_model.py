@@ -105,9 +105,9 @@ def test_missing_measurements_are_named() -> None:
 def test_capacity_line_shows_rates_and_bottleneck() -> None:
     rates = [5.5, 11.0, 22.0, 44.0, 88.0, 128.0, 128.0, 128.0]
     table = format_table([{"name": "k10, 2 s", "rates": rates, "at": 24, "breaks": LIMIT_CHAIN}])
-    assert "| k10, 2 s | 5.5 | 11 | 22 | 44 | 88 | 128 | 128 | 128 | the chain, with 24 provers |" in table
+    assert "| k10, 2 s | 5.5 | 11 | 22 | 44 | 88 | 128 | 128 | 128 | the chain, with 24 hosts |" in table
     table = format_table([{"name": "k11, 1 s", "rates": rates, "at": None, "breaks": LIMIT_PROOFS}])
-    assert "none up to 100 provers" in table
+    assert "none up to 100 hosts" in table
 
 
 def test_every_required_measurement_is_in_the_table() -> None:
