@@ -54,7 +54,7 @@ from helper.server.listening import (
 from helper.server.openapi import ApiRoute
 from helper.server.operator_routes import create_operator_app, live_rounds
 from helper.server.page_routes import events_route, overview_routes, page_route
-from helper.server.wallet_routes import WalletView, create_wallet_edge
+from helper.server.wallet_routes import WalletApi, create_wallet_edge
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
@@ -92,12 +92,12 @@ class Listeners:
         self._stats = Stats()
         self._read_for_scrape: Callable[[], Awaitable[HelperSnapshot]] = _read_no_queue
         self._feed: StatusFeed | None = None
-        self._view: WalletView | None = None
+        self._wallets: WalletApi | None = None
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
         self,
-        view: WalletView | None,
+        wallets: WalletApi | None,
         store: Store,
         round_registry: RoundRegistry,
         *,
@@ -110,7 +110,7 @@ class Listeners:
         """Add the wallet API, the operator API and the metrics of the queue.
 
         Args:
-            view: the wallet API's view of the service; None if this host admits no shares.
+            wallets: None if this host admits no shares.
             store: the queue, for the operator API.
             tree_size: returns the number of known leaves of a round.
         """
@@ -118,7 +118,7 @@ class Listeners:
         observer = QueueObserver(store, round_registry, read_status, clock=self._clock)
         self._read_for_scrape, self._stats = observer.read_for_scrape, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock)
-        self._view = view
+        self._wallets = wallets
         self._operator_app = create_operator_app(
             store,
             partial(live_rounds, round_registry, tree_size, self.get_round_authentication, self._clock),
@@ -140,9 +140,7 @@ class Listeners:
         if self._page is not None:
             routes.append(self._page)  # the last one, because it matches every path
         return create_wallet_edge(
-            self._view,
-            api_token=config.helper.api_token,
-            expose_queue_status=config.helper.expose_queue_status,
+            self._wallets,
             refusals=self._refusals,
             more_routes=routes,
             trace_clock=self._clock if config.server.trace_requests else None,

@@ -53,7 +53,7 @@ from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.runtime.release_files import check_native_module, read_release
 from helper.runtime.supervisor import AuxiliaryTasks, run_until_stopped, supervise
-from helper.server.wallet_routes import WalletView
+from helper.server.wallet_routes import WalletApi
 from helper.store import blocks, shares
 from helper.store.factory import create_store, get_host_name
 from helper.store.messages import PREPARED_NOTIFICATION
@@ -289,17 +289,14 @@ class Service:
             if config.helper.expose_queue_summary and self.role.can_accept
             else None
         )
-        self.wallet_view = WalletView(
+        self.wallet_api = WalletApi(
             admission=self.admission,
-            store=self.store,
-            rounds=self.round_registry,
-            trees=self.tree_sync,
             is_ready=lambda: self.health.is_ready,
-            clock=self.clock,
             queue_summaries=self.queue_summaries,
             pending_status=config.server.pending_status,
-            pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
+            api_token=config.helper.api_token,
+            expose_queue_status=config.helper.expose_queue_status,
         )
         self.archive_writer: ArchiveWriter | None = None
         self.finished_rounds: FinishedRounds | None = None
@@ -361,7 +358,7 @@ class Service:
         """
         listeners = Listeners(self.config, node_pool=self.node_pool, clock=self.clock)
         listeners.add_queue(
-            self.wallet_view if self.role.can_accept else None,
+            self.wallet_api if self.role.can_accept else None,
             self.store,
             self.round_registry,
             read_status=self._collect_status,

@@ -64,7 +64,7 @@ class Operation:
         query: description and schema of the query parameters, by name.
         refusals: error statuses in addition to `COMMON_ERROR_STATUSES`.
         is_forwarded: whether responses of a node are forwarded, with any status and any JSON.
-        authorized_role: holder of the required token, if one is configured.
+        authorized_role: holder of the required token; None if none is required.
     """
 
     summary: str
@@ -89,23 +89,15 @@ class ApiRoute(Route):
         self.operation = operation
 
 
-def generate_document(routes: Iterable[BaseRoute], *, wallets_have_token: bool) -> dict[str, Any]:
-    """Generate the document as plain JSON.
-
-    Args:
-        routes: those of type ApiRoute, also of mounted applications, are described.
-        wallets_have_token: whether the wallet API requires its token. Routes of operators exist only with theirs.
-    """
-    configured: frozenset[TokenHolder] = frozenset(["operators", "wallets"] if wallets_have_token else ["operators"])
+def generate_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+    """Generate the document as plain JSON: of routes of type ApiRoute, also of mounted applications."""
     described = list(_described_routes(routes))
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
-        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(
-            path, route.operation, schema_of, configured
-        )
-    used = configured.intersection(route.operation.authorized_role for _, route in described)
-    schemes = {name: dict(scheme) for holder, (name, scheme) in _SCHEMES.items() if holder in used}
+        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(path, route.operation, schema_of)
+    roles = {route.operation.authorized_role for _, route in described}
+    schemes = {name: dict(scheme) for holder, (name, scheme) in _SCHEMES.items() if holder in roles}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -138,11 +130,8 @@ def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], 
     return lambda kind: schemas[types.index(kind), "serialization"], shared.get("$defs", {})
 
 
-def _describe_operation(
-    path: str, operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[TokenHolder]
-) -> dict[str, Any]:
-    role = operation.authorized_role
-    scheme = None if role is None or role not in configured else _SCHEMES[role][0]
+def _describe_operation(path: str, operation: Operation, schema_of: Callable[[Any], Any]) -> dict[str, Any]:
+    scheme = None if operation.authorized_role is None else _SCHEMES[operation.authorized_role][0]
     statuses = sorted({*COMMON_ERROR_STATUSES, *operation.refusals, *((401,) if scheme else ())})
     success = {operation.media_type: {"schema": schema_of(operation.response)}}
     errors = {
@@ -185,26 +174,21 @@ def _json(schema: Any) -> dict[str, Any]:
     return {_JSON: {"schema": schema}}
 
 
-DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
-
-
-def add_document_route(
-    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = ""
-) -> list[BaseRoute]:
+def add_document_route(routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = ()) -> list[BaseRoute]:
     """Add the route of the OpenAPI document, which describes all routes.
 
     Args:
         routes: matched first.
         more_routes: matched last; one of them may match every path.
-        api_token: token of the wallet API; empty for none.
     """
 
     @cache
     def get_document() -> bytes:
-        return orjson.dumps(generate_document(all_routes, wallets_have_token=bool(api_token)))
+        return orjson.dumps(generate_document(all_routes))
 
     async def document(_request: Request) -> Response:
         return Response(get_document(), media_type="application/json")
 
-    all_routes = [*routes, ApiRoute("/openapi.json", document, "GET", DOCUMENT), *more_routes]
+    operation = Operation("OpenAPI document of this API.", dict[str, Any])
+    all_routes = [*routes, ApiRoute("/openapi.json", document, "GET", operation), *more_routes]
     return all_routes

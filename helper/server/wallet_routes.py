@@ -13,10 +13,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from typing_extensions import TypedDict
 
-from helper.chain.commitment_trees import CommitmentTreeSync
-from helper.chain.round_registry import RoundRegistry
 from helper.circuits import share_body_schema
-from helper.clock import Clock, SystemClock
+from helper.clock import Clock
 from helper.core.refusals import Situation, TemporaryRefusal, find_refusal
 from helper.core.share import ShareState
 from helper.core.share_fields import HexField, error_message
@@ -29,15 +27,13 @@ from helper.server.edge import (
     PREFIX,
     Edge,
     JsonResponse,
-    PlainHandler,
     check_token,
     error_response,
     json_application,
     refusal_response,
 )
-from helper.server.openapi import ApiRoute, Operation, add_document_route
+from helper.server.openapi import ApiRoute, Operation, TokenHolder, add_document_route
 from helper.store.models import EnqueueResult
-from helper.store.store import Store
 
 SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
@@ -95,92 +91,141 @@ class RoundCounts(TypedDict):
 
 
 _PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in hex.")
-
-
-@dataclass(frozen=True, slots=True)
-class WalletView:
-    """The services that the wallet routes use.
-
-    Attributes:
-        is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
-        clock: the time at which a share is due.
-        queue_summaries: summaries of the rounds; None if they are not served.
-        pending_status: HTTP status of share-status for a share that is not confirmed.
-        pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
-        count_outcome: counts the outcome of a POST: `post_` and one of
-            `helper.observability.metrics.POST_OUTCOMES`.
-    """
-
-    admission: AdmissionController
-    store: Store
-    rounds: RoundRegistry
-    trees: CommitmentTreeSync
-    is_ready: Callable[[], bool]
-    clock: Clock = field(default_factory=SystemClock)
-    queue_summaries: QueueSummaries | None = None
-    pending_status: int = 202
-    pause_reason: Callable[[], str | None] = lambda: None
-    count_outcome: Callable[[str], None] = lambda _: None
-
-
 _PATH_HEX: Final = _PATH_HEX_FIELD.schema()
-POST_SHARE: Final = Operation(
-    "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
-    AcceptedResponse,
-    body=share_body_schema(),
-    refusals=(408, 413),
-    authorized_role="wallets",
-)
-SHARE_STATUS: Final = Operation(
-    "Whether a share is confirmed on chain; 202 if it is not.",
-    ShareStatusResponse,
-    same_content_statuses=(202,),
-    path={"round_id": _PATH_HEX, "nullifier": _PATH_HEX},
-    refusals=(404,),
-    authorized_role="wallets",
-)
-STATUS: Final = Operation("Whether this helper accepts shares.", StatusResponse)
-QUEUE_STATUS: Final = Operation(
-    "Number of shares per round and state.", dict[str, RoundCounts], authorized_role="wallets"
-)
-
-QUEUE_SUMMARY: Final = Operation(
-    "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
-    QueueSummary,
-    path={"round_id": _PATH_HEX},
-    refusals=(404,),
-)
-
-
-def share_handler(view: WalletView, *, api_token: str, body_reader: BodyReader) -> PlainHandler:
-    """A handler that accepts posted shares and counts the outcomes; an empty `api_token` requires no token."""
-
-    async def accept(request: protocol.Request) -> Response:
-        try:
-            check_token(request.head.headers, api_token)
-            async with body_reader.buffer_body(request) as body:
-                seconds = longest_wait(request.head.headers)
-                outcome = await view.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
-        except Exception as error:
-            view.count_outcome(f"post_{_classify_error(error)}")
-            raise
-        is_duplicate = outcome is EnqueueResult.DUPLICATE
-        view.count_outcome("post_duplicate" if is_duplicate else "post_queued")
-        return _DUPLICATE if is_duplicate else _QUEUED
-
-    return accept
-
-
 _QUEUED: Final = JsonResponse(AcceptedResponse(status="queued"))
 _DUPLICATE: Final = JsonResponse(AcceptedResponse(status="duplicate"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalletApi:
+    """Answers the requests of wallets.
+
+    Attributes:
+        is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
+        queue_summaries: summaries of the rounds; None if they are not served.
+        pending_status: HTTP status of share-status for a share that is not confirmed.
+        count_outcome: counts the outcome of a POST: `post_` and one of
+            `helper.observability.metrics.POST_OUTCOMES`.
+        api_token: token that wallets must send in X-Helper-Token; empty for none.
+        expose_queue_status: whether `/queue-status` is served.
+    """
+
+    admission: AdmissionController
+    is_ready: Callable[[], bool]
+    queue_summaries: QueueSummaries | None = None
+    pending_status: int = 202
+    count_outcome: Callable[[str], None] = lambda _: None
+    api_token: str = ""
+    expose_queue_status: bool = False
+    body_reader: BodyReader = field(default_factory=BodyReader)
+
+    async def post_share(self, request: protocol.Request) -> Response:
+        """Accept a posted share, and count the outcome."""
+        try:
+            check_token(request.head.headers, self.api_token)
+            async with self.body_reader.buffer_body(request) as body:
+                seconds = longest_wait(request.head.headers)
+                outcome = await self.admission.admit(body, wait_seconds=seconds, has_left=lambda: request.has_left)
+        except Exception as error:
+            self.count_outcome(f"post_{_classify_error(error)}")
+            raise
+        is_duplicate = outcome is EnqueueResult.DUPLICATE
+        self.count_outcome("post_duplicate" if is_duplicate else "post_queued")
+        return _DUPLICATE if is_duplicate else _QUEUED
+
+    async def share_status(self, request: Request) -> Response:
+        """Return whether a share is confirmed."""
+        check_token(request.headers.raw, self.api_token)
+        round_id = parse_hex32("round_id", request.path_params["round_id"])
+        nullifier = parse_hex32("nullifier", request.path_params["nullifier"])
+        confirmed = await self.admission.store.is_spent(round_id, nullifier)
+        # A cache would keep a nullifier, and a later response would be that of an earlier time.
+        # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
+        return JsonResponse(
+            ShareStatusResponse(status="confirmed" if confirmed else "pending"),
+            200 if confirmed else self.pending_status,
+            {"Cache-Control": "no-store"},
+        )
+
+    async def status(self, request: Request) -> Response:
+        """Return the tree of the newest active round, or zeros; refused while shares are refused with 503."""
+        if (reason := self.admission.get_pause_reason()) is not None:
+            return refusal_response(request.headers.raw, Situation.PAUSED, reason)
+        if not self.is_ready():
+            return refusal_response(request.headers.raw, Situation.STARTING)
+        rounds = self.admission.rounds
+        newest = max(
+            rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
+        )
+        anchor = None if newest is None else self.admission.trees.anchor(newest.round_id)
+        leaf_count, height = (anchor.size, anchor.height) if anchor else (0, 0)
+        tree = TreeResponse(leaf_count=leaf_count, anchor_height=height)
+        return JsonResponse(StatusResponse(status="ok", tree=tree))
+
+    async def queue_status(self, request: Request) -> Response:
+        """Return the number of shares per round and state."""
+        check_token(request.headers.raw, self.api_token)
+        store, now = self.admission.store, self.admission.clock.now()
+        return JsonResponse(queue_status_body(await store.count_shares(), await store.count_ready(now=now)))
+
+    async def queue_summary(self, request: Request) -> Response:
+        """Return the number of shares of a round by due time."""
+        assert self.queue_summaries is not None
+        round_id = parse_hex32("round_id", request.path_params["round_id"])
+        try:
+            summary = self.queue_summaries.get(round_id)
+        except InvalidRoundError:
+            return error_response(400, "the round ends before it begins")
+        return error_response(404, "round not found") if summary is None else JsonResponse(summary)
+
+    def routes(self) -> list[ApiRoute]:
+        """The routes with their descriptions. `Edge` calls `post_share` itself."""
+        role: TokenHolder | None = "wallets" if self.api_token else None
+        post_share = Operation(
+            "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
+            AcceptedResponse,
+            body=share_body_schema(),
+            refusals=(408, 413),
+            authorized_role=role,
+        )
+        share_status = Operation(
+            "Whether a share is confirmed on chain; 202 if it is not.",
+            ShareStatusResponse,
+            same_content_statuses=(202,),
+            path={"round_id": _PATH_HEX, "nullifier": _PATH_HEX},
+            refusals=(404,),
+            authorized_role=role,
+        )
+        status = Operation("Whether this helper accepts shares.", StatusResponse)
+        routes = [
+            ApiRoute(SHARES_PATH, _refuse_post, "POST", post_share),
+            ApiRoute(SHARE_STATUS_PATH, self.share_status, "GET", share_status),
+            ApiRoute(f"{PREFIX}/status", self.status, "GET", status),
+        ]
+        if self.expose_queue_status:
+            queue_status = Operation(
+                "Number of shares per round and state.", dict[str, RoundCounts], authorized_role=role
+            )
+            routes.append(ApiRoute(f"{PREFIX}/queue-status", self.queue_status, "GET", queue_status))
+        if self.queue_summaries is not None:
+            queue_summary = Operation(
+                "Number of shares of a round by due time, in hundreds, of the last full hour. Needs no token.",
+                QueueSummary,
+                path={"round_id": _PATH_HEX},
+                refusals=(404,),
+            )
+            routes.append(ApiRoute(QUEUE_SUMMARY_PATH, self.queue_summary, "GET", queue_summary))
+        return routes
+
+
+async def _refuse_post(_request: Request) -> Response:
+    """Respond 404. The route refuses other methods, and describes the one that `Edge` answers."""
+    raise HTTPException(404)
+
+
 def create_wallet_edge(
-    view: WalletView | None,
+    wallets: WalletApi | None,
     *,
-    api_token: str = "",
-    expose_queue_status: bool = False,
-    body_reader: BodyReader | None = None,
     refusals: Counter[int] | None = None,
     more_routes: Sequence[BaseRoute] = (),
     trace_clock: Clock | None = None,
@@ -188,71 +233,12 @@ def create_wallet_edge(
     """Create what serves the port of the wallet API.
 
     Args:
-        view: the services that the wallet routes use; None to serve none of these routes.
-        api_token: token that wallets must send in X-Helper-Token; empty for none.
-        expose_queue_status: whether `/queue-status` is served.
+        wallets: serves the wallet routes; None to serve none of them.
         refusals: counts the responses by status, from 400 on; None to count none.
         more_routes: routes of other packages, matched after the wallet routes.
     """
-    wallets: list[ApiRoute] = []
-    posts: dict[str, PlainHandler] = {}
-    if view is not None:
-        wallets = wallet_routes(view, api_token=api_token, expose_queue_status=expose_queue_status)
-        posts[SHARES_PATH] = share_handler(view, api_token=api_token, body_reader=body_reader or BodyReader())
-    routes = add_document_route(wallets, more_routes, api_token=api_token)
-    return Edge(json_application(routes), refusals, posts, trace_clock)
-
-
-def wallet_routes(view: WalletView, *, api_token: str, expose_queue_status: bool) -> list[ApiRoute]:
-    """The wallet routes; an empty `api_token` requires no token."""
-
-    async def post_share(_request: Request) -> Response:
-        raise HTTPException(404)  # `share_handler` answers; this route describes it and refuses other methods
-
-    async def share_status(request: Request) -> Response:
-        check_token(request.headers.raw, api_token)
-        round_id = parse_hex32("round_id", request.path_params["round_id"])
-        nullifier = parse_hex32("nullifier", request.path_params["nullifier"])
-        confirmed = await view.store.is_spent(round_id, nullifier)
-        # A cache would keep a nullifier, and a later response would be that of an earlier time.
-        # Each known wallet takes any 2xx and reads the body, or takes 200 alone for confirmed without reading it.
-        return JsonResponse(
-            ShareStatusResponse(status="confirmed" if confirmed else "pending"),
-            200 if confirmed else view.pending_status,
-            {"Cache-Control": "no-store"},
-        )
-
-    async def status(request: Request) -> Response:
-        if (reason := view.pause_reason()) is not None:
-            return refusal_response(request.headers.raw, Situation.PAUSED, reason)
-        if not view.is_ready():
-            return refusal_response(request.headers.raw, Situation.STARTING)
-        return JsonResponse(_create_status(view))
-
-    async def queue_status(request: Request) -> Response:
-        check_token(request.headers.raw, api_token)
-        counts, ready = await view.store.count_shares(), await view.store.count_ready(now=view.clock.now())
-        return JsonResponse(queue_status_body(counts, ready))
-
-    async def queue_summary(request: Request) -> Response:
-        assert view.queue_summaries is not None
-        round_id = parse_hex32("round_id", request.path_params["round_id"])
-        try:
-            summary = view.queue_summaries.get(round_id)
-        except InvalidRoundError:
-            return error_response(400, "the round ends before it begins")
-        return error_response(404, "round not found") if summary is None else JsonResponse(summary)
-
-    routes = [
-        ApiRoute(SHARES_PATH, post_share, "POST", POST_SHARE),
-        ApiRoute(SHARE_STATUS_PATH, share_status, "GET", SHARE_STATUS),
-        ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
-    ]
-    if expose_queue_status:
-        routes.append(ApiRoute(f"{PREFIX}/queue-status", queue_status, "GET", QUEUE_STATUS))
-    if view.queue_summaries is not None:
-        routes.append(ApiRoute(QUEUE_SUMMARY_PATH, queue_summary, "GET", QUEUE_SUMMARY))
-    return routes
+    own, posts = ([], {}) if wallets is None else (wallets.routes(), {SHARES_PATH: wallets.post_share})
+    return Edge(json_application(add_document_route(own, more_routes)), refusals, posts, trace_clock)
 
 
 def _classify_error(error: Exception) -> str:
@@ -264,17 +250,6 @@ def _classify_error(error: Exception) -> str:
         status = find_refusal(error.situation, *error.details, names_attempt=True).status
         return _OUTCOMES_BY_STATUS[status]
     return _OUTCOMES_BY_STATUS.get(error.status_code, "error") if isinstance(error, HTTPException) else "error"
-
-
-def _create_status(view: WalletView) -> StatusResponse:
-    """The status, with the tree of the newest active round or zeros."""
-    rounds = view.rounds
-    newest = max(
-        rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None
-    )
-    anchor = None if newest is None else view.trees.anchor(newest.round_id)
-    leaf_count, height = (anchor.size, anchor.height) if anchor else (0, 0)
-    return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": height}}
 
 
 def parse_hex32(field: str, text: str) -> bytes:

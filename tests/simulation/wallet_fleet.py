@@ -85,7 +85,7 @@ class _Servers(Mapping[str, Server]):
         if service is None:
             raise KeyError(name)
         if name not in self._servers or self._servers[name][0] is not service:
-            server = Server(create_wallet_edge(service.wallet_view), ConnectionLimits())
+            server = Server(create_wallet_edge(service.wallet_api), ConnectionLimits())
             self._servers[name] = service, server
         return self._servers[name][1]
 

@@ -63,7 +63,7 @@ class ServiceHarness:
         return next(check for check in self.service.health.run_checks() if check.name == name)
 
     async def status(self) -> httpx.Response:
-        async with create_edge_client(create_wallet_edge(self.service.wallet_view)) as client:
+        async with create_edge_client(create_wallet_edge(self.service.wallet_api)) as client:
             return await client.get(STATUS_PATH)
 
 

@@ -27,7 +27,7 @@ from helper.ingest.validator import CheckedShare, ShareValidator, checked_share
 from helper.operations.export_format import ExportHeader, encode_header, encode_share_line, parse_share_line
 from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundle, unpack_bundle, verify_bundle
 from helper.reveal.prover_pool import ProverPool, WorkerProcess
-from helper.server.wallet_routes import WalletView, create_wallet_edge
+from helper.server.wallet_routes import WalletApi, create_wallet_edge
 from helper.store import blocks, rounds
 from helper.store.exported_shares import ExportedShare
 from helper.store.row_encryption import UNENCRYPTED
@@ -103,15 +103,7 @@ def create_client(pipeline: Pipeline) -> httpx.AsyncClient:
         get_pause_reason=lambda: None,
         get_round_pause_reason=lambda _: None,
     )
-    view = WalletView(
-        admission=admission,
-        store=pipeline.store,
-        rounds=chain.registry,
-        trees=chain.trees,
-        is_ready=lambda: True,
-        pause_reason=lambda: None,
-    )
-    return create_edge_client(create_wallet_edge(view))
+    return create_edge_client(create_wallet_edge(WalletApi(admission=admission, is_ready=lambda: True)))
 
 
 @pytest.mark.rule("N22")

@@ -31,7 +31,11 @@ class GatewayHarness:
             body_reader=body_reader,
             limits=GatewayLimits(**limits),
         )
-        self.wallets = WalletApp(refusals=self.refusals, body_reader=body_reader, more_routes=self.gateway.routes())
+        self.wallets = WalletApp(
+            refusals=self.refusals,
+            body_reader=body_reader or BodyReader(),
+            more_routes=self.gateway.routes(),
+        )
         self.client = self.wallets.create_client()
 
     def requested_paths(self) -> list[list[str]]:

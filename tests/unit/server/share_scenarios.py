@@ -88,9 +88,14 @@ async def run_scenario(scenario: Scenario) -> ScenarioResult:
     scenario.prepare(wallets)
     settings = {"token": "", "budget": 64 << 20, "body_seconds": PATIENCE_SECONDS, **scenario.settings}
     refusals = Counter[int]()
-    view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
     bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=settings["body_seconds"], budget=settings["budget"])
-    edge = create_wallet_edge(view, api_token=settings["token"], body_reader=bodies, refusals=refusals)
+    api = replace(
+        wallets.api,
+        count_outcome=lambda outcome: counts.update([outcome]),
+        api_token=settings["token"],
+        body_reader=bodies,
+    )
+    edge = create_wallet_edge(api, refusals=refusals)
     with capture_logs() as logs:
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(Server(edge)) as port:
             raw, is_open = await send_segments(scenario, port)

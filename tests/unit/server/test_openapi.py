@@ -26,7 +26,6 @@ from helper.observability.service_state import Check
 from helper.observability.stats import Stats
 from helper.operations.operator_actions import OperatorActions
 from helper.server.openapi import ApiRoute, Operation, add_document_route, generate_document
-from helper.server.wallet_routes import wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.edge_client import create_edge_client
@@ -62,9 +61,7 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
         return Response()
 
     more = ApiRoute("/more/{name}", respond, "GET", Operation("More.", dict[str, int]))
-    wallets = WalletApp()
-    own = wallet_routes(wallets.view, api_token="", expose_queue_status=expose)
-    routes = add_document_route(own, [more])
+    routes = add_document_route(WalletApp(expose_queue_status=expose).api.routes(), [more])
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
     served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}
@@ -145,7 +142,7 @@ async def test_openapi_configured_tokens_are_described() -> None:
 
 
 def test_openapi_route_without_operation_is_omitted() -> None:
-    assert generate_document([], wallets_have_token=False)["paths"] == {}
+    assert generate_document([])["paths"] == {}
 
 
 # Everything on the wallet API port
@@ -154,7 +151,7 @@ def test_openapi_route_without_operation_is_omitted() -> None:
 def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
     """All listeners of a helper with every feature enabled."""
     values = {
-        "helper": {"db_path": str(directory / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
+        "helper": {"db_path": str(directory / "q.db")},
         "operator": {"token": "of operators"},
         "ui": {"enable": True},
         "gateway": {"enable": True},
@@ -167,7 +164,7 @@ def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
     rounds = cast(RoundRegistry, SimpleNamespace(all_rounds=list))
     checks: list[Check] = [Check("store")]
     listeners.add_queue(
-        WalletApp().view,
+        WalletApp(api_token="of wallets", expose_queue_status=True).api,
         store,
         rounds,
         read_status=partial_state,

@@ -241,7 +241,7 @@ async def test_each_outcome_is_counted_once() -> None:
 async def test_body_of_a_client_that_left_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     wallets, counts, left = WalletApp(), Counter[str](), asyncio.Event()
     wallets.checks.error = AssertionError("validated")
-    edge = create_wallet_edge(replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome])))
+    edge = create_wallet_edge(replace(wallets.api, count_outcome=lambda outcome: counts.update([outcome])))
     serve = edge.__call__
 
     async def start_late(request: Request) -> None:

@@ -155,7 +155,7 @@ class SummaryApp(WalletApp):
             return self.block_time
 
         self.summaries = QueueSummaries(self.summary_store, self.chain.registry, read_block_time, clock=self.clock)
-        self.edge = create_wallet_edge(replace(self.view, queue_summaries=self.summaries), **settings)
+        self.edge = create_wallet_edge(replace(self.api, queue_summaries=self.summaries))
 
     async def count_at_next_hour(self) -> None:
         """Let the summaries read the queue, as their background task does at each full hour."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import httpx
 
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
-from helper.server.wallet_routes import WalletView, create_wallet_edge
+from helper.server.wallet_routes import WalletApi, create_wallet_edge
 from helper.store.store import Store
 from tests.support.edge_client import create_edge_client
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
@@ -26,6 +27,7 @@ class WalletApp:
         leaves: leaves of the trees by round and position, None for the one that fake checks accept.
         chain: the chain, None for one that is moved by hand.
         native: native checks instead of fake ones.
+        settings: those of `WalletApi` and `create_wallet_edge`.
     """
 
     def __init__(
@@ -53,15 +55,9 @@ class WalletApp:
             get_pause_reason=lambda: self.pause_reason,
             get_round_pause_reason=lambda _: None,
         )
-        self.view = WalletView(
-            admission=self.intake,
-            store=store,
-            rounds=self.chain.registry,
-            trees=self.chain.trees,
-            is_ready=lambda: self.is_ready,
-            pause_reason=lambda: self.pause_reason,
-        )
-        self.edge = create_wallet_edge(self.view, **settings)
+        own = {each.name: settings.pop(each.name) for each in fields(WalletApi) if each.name in settings}
+        self.api = WalletApi(admission=self.intake, is_ready=lambda: self.is_ready, **own)
+        self.edge = create_wallet_edge(self.api, **settings)
 
     def create_client(self) -> httpx.AsyncClient:
         return create_edge_client(self.edge)
