@@ -71,8 +71,8 @@ class BodyReader:
             HTTPException: 413, the body is too large.
             ClientLeft: the client disconnected.
         """
-        received = request.take_body(min(self._uncounted_bytes, self._max_bytes))
-        if received is not None:  # as of almost every share; a small body does not count
+        if request.is_body_complete and len(request.body) <= min(self._uncounted_bytes, self._max_bytes):
+            received, _ = await request.receive()  # as of almost every share; a small body does not count
             yield received
             return
         if request.head.content_length > self._max_bytes:

@@ -330,7 +330,6 @@ class Request:
     is_body_complete: bool = False
     has_response_begun: bool = False
     _changed: asyncio.Event | None = None  # set when a part of the body arrives, and at the end
-    _is_taken: bool = False  # whether anything of the body was taken
     _is_end_taken: bool = False
     _head_lines: bytes = b""  # the begin of the response, written with the first part of its body
     _body_left: int | None = 0  # bytes of the response's body; None if it has no length
@@ -342,15 +341,6 @@ class Request:
     def has_left(self) -> bool:
         """Whether no response can be sent any more: the client has left, or the request was refused."""
         return self.connection is None or self.connection.transport.is_closing()
-
-    def take_body(self, max_bytes: int) -> bytes | None:
-        """The whole body, if it was received before this call and is not larger than `max_bytes`; otherwise None."""
-        is_whole = self.is_body_complete and not self._is_taken and not self.head.expects_continue
-        if not is_whole or len(self.body) > max_bytes:
-            return None
-        body, self.body = bytes(self.body), b""
-        self._is_taken = self._is_end_taken = True
-        return body
 
     async def receive(self) -> tuple[bytes, bool]:
         """The next part of the body, and whether more follows. After the last one, waits for the end.
@@ -365,7 +355,7 @@ class Request:
         while self.connection is not None:
             if self.body or (self.is_body_complete and not self._is_end_taken):
                 body, self.body = bytes(self.body), b""
-                self._is_taken, self._is_end_taken = True, self.is_body_complete
+                self._is_end_taken = self.is_body_complete
                 self.connection.adjust_reading()
                 return body, not self._is_end_taken
             if self._changed is None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
+from unittest.mock import AsyncMock
 
 import httpx
 from starlette.types import Message, Receive, Scope, Send
@@ -182,7 +183,7 @@ class AdminStack:
                 statuses.append(message["status"])
 
         scope = {"type": "http", "method": "POST", "path": "/register-validator", "headers": [], "query_string": b""}
-        request = SimpleNamespace(take_body=lambda _: body)
+        request = SimpleNamespace(is_body_complete=True, body=body, receive=AsyncMock(return_value=(body, False)))
         await self._app({**scope, "extensions": {REQUEST_EXTENSION: request}}, cast("Receive", None), send)
         (status,) = statuses
         return status

@@ -357,8 +357,11 @@ async def main():
     messages = []
     async def send(message):
         messages.append(message)
+    async def receive():
+        return {body.encode()!r}, False
+    request = SimpleNamespace(is_body_complete=True, body=b"", receive=receive)
     scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "root_path": "/api", "headers": [],
-              "query_string": b"", "extensions": {{"request": SimpleNamespace(take_body=lambda _: {body.encode()!r})}}}}
+              "query_string": b"", "extensions": {{"request": request}}}}
     async with service.open_store():
         imported, on_loop = set(sys.modules), []
         import_module = builtins.__import__
