@@ -17,7 +17,6 @@ from typing import Final, cast
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from helper.clock import Clock, SystemClock
 from helper.core.text_forms import Network
 from helper.errors import HelperError
 from helper.server.connection_limits import ConnectionLimits
@@ -58,14 +57,9 @@ class Server(Listener, uvicorn.Server):
     """
 
     def __init__(
-        self,
-        edge: Edge,
-        limits: ConnectionLimits | None = None,
-        *,
-        trusted_networks: Sequence[Network] = (),
-        clock: Clock | None = None,
+        self, edge: Edge, limits: ConnectionLimits | None = None, *, trusted_networks: Sequence[Network] = ()
     ) -> None:
-        Listener.__init__(self, edge, limits or connection_limits(), trusted_networks, clock or SystemClock())
+        Listener.__init__(self, edge, limits or connection_limits(), trusted_networks)
         config = uvicorn.Config(
             _no_application,
             loop="none",

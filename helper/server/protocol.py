@@ -88,7 +88,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, cast
 import structlog
 from starlette.responses import Response
 
-from helper.clock import Clock
+from helper.clock import Clock, SystemClock
 from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.core.text_forms import Network, is_in_networks, parse_address
 from helper.errors import ClientLeft
@@ -205,7 +205,6 @@ class Listener:
 
     Args:
         trusted_networks: networks of proxies, whose idle connections are closed last.
-        clock: time of the `Date` header.
 
     Attributes:
         held: connections whose client leaves a response unread or has sent requests behind the current one, those
@@ -214,7 +213,7 @@ class Listener:
         ended: set when a connection or a handler has ended.
     """
 
-    def __init__(self, edge: Edge, limits: ConnectionLimits, trusted_networks: Sequence[Network], clock: Clock) -> None:
+    def __init__(self, edge: Edge, limits: ConnectionLimits, trusted_networks: Sequence[Network]) -> None:
         self.edge = edge
         self.limits = limits
         self.trusted_networks = trusted_networks
@@ -225,7 +224,7 @@ class Listener:
         self.is_stopping = False
         self.ended = asyncio.Event()
         self._waiting = deque[Connection]()  # for their turn
-        self._clock = clock
+        self._clock: Clock = SystemClock()
         self._second = -1
         self._date_line = b""
 

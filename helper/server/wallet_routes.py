@@ -20,6 +20,7 @@ from helper.core.share import ShareState
 from helper.core.share_fields import HexField, error_message
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest.admission import AdmissionController, longest_wait
+from helper.observability.queue_snapshot import ShareCounts
 from helper.observability.queue_summary import InvalidRoundError, QueueSummaries, QueueSummary
 from helper.server import protocol
 from helper.server.body_reader import BodyReader
@@ -275,18 +276,15 @@ def queue_status_body(
     """
     summary: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():
-        submitted = states.get(ShareState.CONFIRMED, 0)
-        failed = states.get(ShareState.FAILED, 0)
-        total = sum(states.values())
-        waiting = states.get(ShareState.WAITING, 0)
-        due = min(ready.get(round_id, 0), waiting)
+        shares = ShareCounts.of(states)
+        due = min(ready.get(round_id, 0), shares.received)
         summary[round_id.hex()] = {
-            "total": total,
-            "pending": total - submitted - failed,
+            "total": shares.total,
+            "pending": shares.unproven + shares.broadcast,
             "ready": due,
-            "not_yet_due": waiting - due,
-            "processing": total - submitted - failed - waiting,
-            "submitted": submitted,
-            "failed": failed,
+            "not_yet_due": shares.received - due,
+            "processing": shares.witnessed + shares.broadcast,
+            "submitted": shares.submitted,
+            "failed": shares.failed,
         }
     return summary

@@ -442,7 +442,8 @@ def with_length(length: int, close: bytes = b"\r\n") -> bytes:
     ids=lambda value: getattr(value, "__name__", value.decode() if isinstance(value, bytes) else ""),
 )
 async def test_response_on_the_wire(line: bytes, app: ASGIApp, writes: list[bytes], is_closed: bool) -> None:
-    server = Server(Edge(app), ConnectionLimits(), clock=FakeClock(1795268520.0))
+    server = Server(Edge(app), ConnectionLimits())
+    server._clock = FakeClock(1795268520.0)
     transport = FakeTransport(Connection(server))
     transport.deliver(line + b"\r\nHost: x\r\n\r\n")
     await settle()
@@ -454,7 +455,8 @@ async def test_response_on_the_wire(line: bytes, app: ASGIApp, writes: list[byte
 
 async def test_date_header_is_that_of_the_current_second() -> None:
     clock = FakeClock(1795268520.0)
-    server = Server(ScriptedEdge(), ConnectionLimits(), clock=clock)
+    server = Server(ScriptedEdge(), ConnectionLimits())
+    server._clock = clock
     first = server.date_line()
     assert first == DATE
     clock.advance(0.9)
