@@ -165,7 +165,8 @@ class Edge:
                 return
             response = error_response(500, "internal error")
         completed = self._complete_head(request, response.status_code, response.raw_headers)
-        request.respond(response.status_code, completed, bytes(response.body))
+        request.begin_response(response.status_code, completed)
+        await request.send(bytes(response.body), more=False)
 
     def posts_share(self, request: protocol.Request) -> bool:
         """Whether a request posts a share, and is not answered in turn."""

@@ -365,27 +365,21 @@ class Request:
 
     # ------------------------------------------------------------------ for the handler: response
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a complete response, without the body in response to HEAD. Nothing if the client has left."""
-        connection = self.connection
-        if connection is None:
-            return
-        self._head_lines = self._encode_head(connection, status, headers, len(body))
-        self._write(connection, b"" if self.head.method == "HEAD" else body)
-        self._complete(connection)
-
     def begin_response(self, status: int, headers: Headers) -> None:
-        """Begin a response in parts. The head is sent with the first part, or in the next iteration of the loop.
+        """Begin a response. The head is sent with the first part of the body, or in the next iteration of the loop.
 
-        Without `content-length`, the response is chunked. It must fit this header.
+        Without `content-length`, the response is chunked. It must fit this header. Nothing if the client has left.
         """
         connection = self.connection
         if connection is not None:
-            self._head_lines = self._encode_head(connection, status, headers, None)
+            self._head_lines = self._encode_head(connection, status, headers)
             asyncio.get_running_loop().call_soon(self._send_head)
 
     async def send(self, part: bytes, *, more: bool) -> None:
-        """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left."""
+        """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left.
+
+        The response to HEAD gets no body.
+        """
         if self.connection is not None:
             await self.connection.wait_sent()
         connection = self.connection
@@ -434,11 +428,12 @@ class Request:
         if self._changed is not None:
             self._changed.set()
 
-    def _encode_head(self, connection: Connection, status: int, headers: Headers, length: int | None) -> bytes:
+    def _encode_head(self, connection: Connection, status: int, headers: Headers) -> bytes:
         """Encode the head of the response, and determine how its body ends."""
         if self.has_response_begun:
             raise RuntimeError("the response has already begun")
         says_close = is_chunked = False
+        length: int | None = None
         lines = [_STATUS_LINES[status], connection.listener.date_line()]
         for name, value in headers:
             if name == b"content-length":

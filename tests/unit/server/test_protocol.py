@@ -75,7 +75,8 @@ class ScriptedEdge:
             request.begin_response(200, [])
             request.abort()
             return
-        request.respond(200, [], b"")
+        request.begin_response(200, [(b"content-length", b"0")])
+        await request.send(b"", more=False)
 
     def posts_share(self, _request: Request) -> bool:
         return False
