@@ -53,7 +53,7 @@ from helper.server.listening import (
 )
 from helper.server.openapi import ApiRoute
 from helper.server.operator_routes import create_operator_app, live_rounds
-from helper.server.page_routes import events_route, overview_routes, page_route
+from helper.server.page_routes import events_route, page_route, state_routes
 from helper.server.wallet_routes import WalletApi, create_wallet_edge
 from helper.store.store import Store
 
@@ -124,7 +124,7 @@ class Listeners:
             partial(live_rounds, round_registry, tree_size, self.get_round_authentication, self._clock),
             operations=operations,
             service_status=read_status,
-            more_routes=[*overview_routes(self._feed, observer), *health_routes(run_checks)],
+            more_routes=[*state_routes(self._feed, observer), *health_routes(run_checks)],
         )
 
     @cached_property

@@ -333,7 +333,7 @@ class Overview:
 
 
 def build_overview(queue: QueueSnapshot, service: ServiceState) -> Overview:
-    """Build the data of an event `state`, which is also the response to `GET /overview`."""
+    """Build the data of an event `state`."""
     provers, median_ms = service.provers, service.proof.p50_ms
     rate = measured_rate(service)
     rounds = queue.known_rounds

@@ -29,7 +29,7 @@ from helper.observability.queue_snapshot import MAX_FAILURE_GROUPS, SOURCE, Sour
 from helper.observability.service_state import StatusSource
 from helper.operations.operator_actions import OperatorActions, SkippedRow, split_lines
 from helper.server import operator_json, operator_parameters
-from helper.server.edge import USER_EXTENSION, JsonResponse, error_response, json_application
+from helper.server.edge import USER_EXTENSION, JsonResponse, json_application
 from helper.server.operator_json import KnownRound
 from helper.store.audit_log import Actor
 from helper.store.models import QueueFilter
@@ -46,7 +46,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 KnownRounds = tuple[list[KnownRound], float]
 """The rounds, and the time in Unix seconds."""
 
-_STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
+_STATUSES: Final = {UsageError: 400, NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
 """Response statuses of errors, subclasses first."""
 
 
@@ -71,7 +71,7 @@ def create_operator_app(
     if operations is not None:
         handlers["POST"] = _action_handlers(operations, source)
     routes = [_json_route(method, *each) for method, paths in handlers.items() for each in paths.items()]
-    return json_application([*routes, *more_routes], {UsageError: _handle_usage_error, HelperError: _handle_error})
+    return json_application([*routes, *more_routes], {UsageError: _handle_error, HelperError: _handle_error})
 
 
 def _json_route(method: str, path: str, handler: Handler) -> Route:
@@ -138,14 +138,10 @@ def _query_handlers(
     }
 
 
-async def _handle_usage_error(_request: Request, error: Exception) -> Response:
-    return error_response(400, str(error))
-
-
 async def _handle_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HelperError)
     status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    return JsonResponse({"status": "error", "error": str(error), "advice": error.advice}, status)
+    advice = {"advice": error.advice} if isinstance(error, HelperError) else {}
+    return JsonResponse({"status": "error", "error": str(error), **advice}, status)
 
 
 async def live_rounds(

@@ -1,7 +1,7 @@
 """Serves the web page: its files, its index for other paths outside the API, and the status feed as server-sent events.
 
 `GET /shielded-vote/v1/events` requires the operator token. The control socket serves the same stream at `GET /events`,
-a single state at `GET /overview`, and what `doctor` checks at `GET /snapshot`.
+and what `doctor` checks at `GET /snapshot`.
 """
 
 from __future__ import annotations
@@ -151,11 +151,8 @@ def events_route(feed: StatusFeed, token: str, clock: Clock) -> Route:
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
-def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
+def state_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
     """The control socket's routes of the feed and of the current state."""
-
-    async def overview(_request: Request) -> Response:
-        return JsonResponse(await observer.read_overview())
 
     async def snapshot(_request: Request) -> Response:
         return JsonResponse(await observer.read_helper())
@@ -163,8 +160,7 @@ def overview_routes(feed: StatusFeed, observer: QueueObserver) -> list[Route]:
     async def events(_request: Request) -> Response:
         return _stream(feed)
 
-    handlers = {"/overview": overview, "/snapshot": snapshot, "/events": events}
-    return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+    return [Route("/snapshot", snapshot, methods=["GET"]), Route("/events", events, methods=["GET"])]
 
 
 def _stream(feed: StatusFeed) -> Response:
