@@ -393,9 +393,14 @@ class Request:
                 raise ValueError("the response's body does not fit its content-length")
         elif self._is_chunked:
             part = (b"%x\r\n%b\r\n" % (len(part), part) if part else b"") + (b"" if more else b"0\r\n\r\n")
-        self._write(connection, part)
+        if self._head_lines and len(part) > _MAX_JOINED_BYTES:
+            self._send_head()
+        part, self._head_lines = self._head_lines + part, b""
+        if part:
+            connection.transport.write(part)
         if not more:
-            self._complete(connection)
+            self.drop()
+            connection.end_response(self)
 
     def abort(self) -> None:
         """Abort the connection, which is the only way to mark a response as incomplete."""
@@ -463,22 +468,10 @@ class Request:
         connection.move(State.RESPONDING)
         return head
 
-    def _write(self, connection: Connection, part: bytes) -> None:
-        """Write a part of the body, with the head unless that was written."""
-        if self._head_lines and len(part) > _MAX_JOINED_BYTES:
-            self._send_head()
-        part, self._head_lines = self._head_lines + part, b""
-        if part:
-            connection.transport.write(part)
-
     def _send_head(self) -> None:
         head, self._head_lines = self._head_lines, b""
         if head and self.connection is not None:
             self.connection.transport.write(head)
-
-    def _complete(self, connection: Connection) -> None:
-        self.drop()
-        connection.end_response(self)
 
 
 def append_part(body: bytes | bytearray, part: bytes) -> bytes | bytearray:
