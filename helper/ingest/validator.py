@@ -47,7 +47,7 @@ MAX_SHARE_BODY_BYTES: Final = 1 << 20
 SMALL_BODY_BYTES: Final = 16 << 10
 """Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
 
-Larger bodies are more expensive than real ones, so they count against the client's rate limit.
+Larger bodies are more expensive than real ones: their memory counts (`BodyReader`), and they are validated one by one.
 """
 BODY_FIELD: Final = "body"
 """Field name in errors that concern the entire body."""
