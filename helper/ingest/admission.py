@@ -94,8 +94,13 @@ class WaitingShares:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._free = capacity
+        self._capacity = capacity
         self._patient: dict[anyio.CancelScope, None] = {}  # those that can be given up, in order
+        self._others: dict[anyio.CancelScope, None] = {}
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._patient) + len(self._others) >= self._capacity
 
     @contextmanager
     def hold(self, *, is_patient: bool) -> Iterator[None]:
@@ -104,31 +109,21 @@ class WaitingShares:
         Raises:
             TemporaryRefusal: no slot is free, or the slot was given to another share.
         """
-        if not self._free and not is_patient:
-            self._give_up_patient()
-        if not self._free:
+        if self._is_full and self._patient and not is_patient:
+            longest = next(iter(self._patient))
+            del self._patient[longest]
+            longest.cancel()
+        if self._is_full:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
-        self._free -= 1
-        scope = anyio.CancelScope()
-        if is_patient:
-            self._patient[scope] = None
+        scope, waiting = anyio.CancelScope(), self._patient if is_patient else self._others
+        waiting[scope] = None
         try:
             with scope:
                 yield
         finally:
-            if not is_patient or scope in self._patient:
-                self._patient.pop(scope, None)
-                self._free += 1
+            waiting.pop(scope, None)
         if scope.cancelled_caught:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
-
-    def _give_up_patient(self) -> None:
-        """End the wait of the patient share that has waited longest, and release its slot."""
-        scope = next(iter(self._patient), None)
-        if scope is not None:
-            del self._patient[scope]
-            self._free += 1
-            scope.cancel()
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
