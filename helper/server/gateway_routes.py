@@ -161,11 +161,6 @@ class Gateway:
         """Close the connections to the nodes."""
         await self._proxy.aclose()
 
-    @property
-    def active_count(self) -> int:
-        """Number of requests in progress."""
-        return len(self._active)
-
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request to a listed path."""
         method, target, is_leaves = scope["method"], _target(scope), scope["raw_path"].endswith(b"/leaves")

@@ -46,7 +46,7 @@ class RequestHead:
     """The head of a request.
 
     Attributes:
-        method, target: as received.
+        method: as received.
         raw_path: path of the target, without the query.
         path: the same, percent-decoded.
         query: query of the target, without the question mark.
@@ -58,7 +58,6 @@ class RequestHead:
     """
 
     method: str
-    target: bytes
     raw_path: bytes
     path: str
     query: bytes
@@ -276,7 +275,6 @@ class RequestParser:
         path = raw_path.decode("ascii")
         return RequestHead(
             method=self._parser.get_method().decode("ascii"),
-            target=self._target,
             raw_path=raw_path,
             path=unquote(path) if "%" in path else path,
             query=url.query or b"",

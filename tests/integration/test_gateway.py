@@ -101,7 +101,7 @@ async def run_gateway(
     task = asyncio.create_task(server.serve([listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", gateway
-        await wait_until(lambda: gateway.active_count == 0)
+        await wait_until(lambda: len(gateway._active) == 0)
     finally:
         server.stop()
         await task
@@ -144,8 +144,8 @@ async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncC
         async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as response:
             async for _ in response.aiter_bytes():
                 break
-            assert (gateway.active_count, node.open_connections) == (1, 1)
-        await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
+            assert (len(gateway._active), node.open_connections) == (1, 1)
+        await wait_until(lambda: len(gateway._active) == 0 and node.open_connections == 0)
 
 
 async def write_nothing(_: asyncio.StreamWriter) -> None:
@@ -169,7 +169,7 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
         open_unfinished_requests(base, ROUNDS_REQUEST, "127.0.0.1"),
     ):
         await wait_until(lambda: len(node.requests) == 1)
-        await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
+        await wait_until(lambda: len(gateway._active) == 0 and node.open_connections == 0)
         assert endless.sent < 24 << 20  # capacity of the socket buffers on the path
 
 
@@ -191,7 +191,7 @@ def test_gateway_response_that_is_not_read_takes_little_memory() -> None:
         async with run_gateway(base_url(listener), timeout=60) as (base, gateway):
             tracemalloc.start()
             clients = [await open_slow_client(int(base.rpartition(":")[2])) for _ in range(count)]
-            await wait_until(lambda: gateway.active_count == count)
+            await wait_until(lambda: len(gateway._active) == count)
             held = [0]
             while len(held) < 30 or max(held[-20:]) > max(held[:-20]) + 4096:  # the list is counted too, and grows
                 await asyncio.sleep(0.05)
@@ -353,7 +353,7 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
             await wait_until(lambda: len(node.requests) == 1)
             node.write_response = write_small
             assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 503
-        await wait_until(lambda: gateway.active_count == 0)
+        await wait_until(lambda: len(gateway._active) == 0)
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 200
 
 
@@ -397,9 +397,9 @@ async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
             await wait_until(lambda: endless.stalled == 4)
-            assert gateway.active_count == 4
+            assert len(gateway._active) == 4
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: endless.stalled == gateway.active_count == 3)
+            await wait_until(lambda: endless.stalled == len(gateway._active) == 3)
             assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
 
 
@@ -414,11 +414,11 @@ async def test_gateway_stalled_reads_hold_no_slot_and_the_longest_is_aborted(htt
                 await stack.enter_async_context(open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2"))
                 await wait_until(lambda expected=stalled: endless.stalled == expected)  # type: ignore[misc]
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            assert endless.stalled == gateway.active_count == 2
+            assert endless.stalled == len(gateway._active) == 2
             await stack.enter_async_context(open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.3"))
             await wait_until(lambda: endless.stalled == 3)
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: endless.stalled == gateway.active_count == 2)
+            await wait_until(lambda: endless.stalled == len(gateway._active) == 2)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ async def test_gateway_full_of_pending_requests_aborts_a_slow_read_or_refuses(
             method, path = asked.split()
             response = await http.request(method, f"{base}{API_PREFIX}/{path}", json={} if method == "POST" else None)
             assert response.status_code == status
-            await wait_until(lambda: gateway.active_count == len(sources) - (status == 200))
+            await wait_until(lambda: len(gateway._active) == len(sources) - (status == 200))
 
 
 @contextlib.asynccontextmanager

@@ -36,8 +36,8 @@ class Parsed:
 
 
 class Sink:
-    def __init__(self, head: RequestHead) -> None:
-        self.head = head
+    def __init__(self, head: RequestHead, target: bytes) -> None:
+        self.head, self.target = head, target
         self.body = b""
         self.is_complete = False
 
@@ -56,7 +56,7 @@ def parse(segments: Sequence[bytes]) -> Parsed:
 
     def begin(head: RequestHead) -> Sink:
         assert not begun, "the piece before ended a head"
-        begun.append(Sink(head))
+        begun.append(Sink(head, parser._target))
         return begun[0]
 
     parser = RequestParser(LIMITS, begin)
@@ -68,7 +68,7 @@ def parse(segments: Sequence[bytes]) -> Parsed:
                 if begun and begun[0].is_complete:
                     request = begun.pop()
                     head = request.head
-                    result.add(head.method.encode(), head.target, head.headers, request.body)
+                    result.add(head.method.encode(), request.target, head.headers, request.body)
                     if not head.keep_alive:
                         return result
     except InvalidRequestError as error:
