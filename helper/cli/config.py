@@ -82,42 +82,39 @@ def init(
     json: JsonOption = False,
 ) -> None:
     """Create a settings file with all keys, their explanations and defaults, and a new operator token."""
-    values: dict[tuple[str, str], Any] = {
-        ("operator", "token"): secrets.token_urlsafe(TOKEN_BYTES),
-        ("chain", "endpoints"): tuple(endpoint) if endpoint else None,
-        ("chain", "rpc"): tuple(rpc) if rpc else None,
+    settings: dict[str, Any] = {
+        "operator.token": secrets.token_urlsafe(TOKEN_BYTES),
         # absolute, so that a start in another directory does not create a second queue
-        ("helper", "db_path"): str((db or Path(DEFAULT_DATABASE)).absolute()),
+        "helper.db_path": str((db or Path(DEFAULT_DATABASE)).absolute()),
+        **({"chain.endpoints": tuple(endpoint)} if endpoint else {}),
+        **({"chain.rpc": tuple(rpc)} if rpc else {}),
     }
-    options = {f"{section}.{key}": value for (section, key), value in values.items() if value is not None}
     try:
-        load(None, {}, options)
+        load(None, {}, settings)
     except SettingsError as error:
         fail(str(error), ExitCode.USAGE)
     try:
         with acting_as_owner(output) as real:
-            _write_settings(real, render_example(values).encode(), replace=force)
+            _write_settings(real, render_example(settings).encode(), replace=force)
     except FileExistsError:
         fail(f"{output} already exists; --force replaces it")
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror or error}")
-    created = CreatedSettings(path=str(output), set=sorted(options))
+    created = CreatedSettings(path=str(output), set=sorted(settings))
     emit(created, lambda _: print_message(f"wrote {output}"), json=json)
 
 
-def render_example(settings: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> str:
-    """Return a settings file with all keys, of which only the given ones have an effect.
+def render_example(settings: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return a settings file with all keys, of which only the given ones (`section.key`) have an effect.
 
     `# ` begins an explanation, `#` without a space a setting at its default.
     """
     parts = [_HEADER]
-    for section, fields in SECTIONS.items():
-        model = Config.model_fields[section].annotation
-        assert isinstance(model, type)
+    for section, model in Config():
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
-        for key, field in fields.items():
+        for key, field in SECTIONS[section].items():
             block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
-            value = settings.get((section, key))
+            value = settings.get(f"{section}.{key}")
             block += [f"#{key} = {to_toml(field.default)}" if value is None else f"{key} = {to_toml(value)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -152,10 +149,8 @@ def show(
     shown = ShownSettings(
         path=str(loaded.path) if loaded.path else None,
         settings={
-            section: {
-                key: to_display_value(section, key, getattr(getattr(loaded.config, section), key)) for key in keys
-            }
-            for section, keys in SECTIONS.items()
+            section: {key: to_display_value(f"{section}.{key}", value) for key, value in values}
+            for section, values in loaded.config
         },
         origins={name: str(where) for name, where in loaded.origins.items()} if origin else None,
     )
@@ -172,17 +167,17 @@ def _print_settings(shown: Mapping[str, Any]) -> None:
         typer.echo("")
 
 
-def to_display_value(section: str, key: str, value: Any) -> Any:
-    """Return a value for display: secrets and credentials in URLs redacted, tuples as lists.
+def to_display_value(setting: str, value: Any) -> Any:
+    """Return the value of a setting, `section.key`, for display: without secrets and credentials, tuples as lists.
 
     The path of a node's URL can be a key of its provider. Other output names a node by host and port.
     """
-    if (section, key) in SECRET_SETTINGS:
+    if setting in SECRET_SETTINGS:
         return REDACTED if value else value
     if isinstance(value, tuple):
-        return [to_display_value(section, key, part) for part in value]
+        return [to_display_value(setting, part) for part in value]
     if isinstance(value, str) and "://" in value:
-        return _redact_credentials(value, hides_path=section == "chain")
+        return _redact_credentials(value, hides_path=setting.startswith("chain."))
     return value
 
 

@@ -140,14 +140,15 @@ def find_addresses(config: Path | None, env: Mapping[str, str]) -> tuple[str, ..
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
 
-    def read_value(section: str, key: str, default: str = "") -> str:
+    def read_value(setting: str, default: str = "") -> str:
+        section, _, key = setting.partition(".")
         table = tables.get(section)
         file_value = table.get(key) if isinstance(table, dict) else None
-        return str(env.get(variable_name(section, key)) or file_value or default)
+        return str(env.get(variable_name(setting)) or file_value or default)
 
-    default_socket = Path(read_value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
-    host = read_value("helper", "host", DEFAULT_HOST)
+    default_socket = Path(read_value("helper.db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
+    host = read_value("helper.host", DEFAULT_HOST)
     host = _LOOPBACK.get(host, host)
-    port = read_value("helper", "port")
+    port = read_value("helper.port")
     url = f"http://{f'[{host}]' if ':' in host else host}:{port if port.isdecimal() else DEFAULT_PORT}"
-    return read_value("operator", "socket", str(default_socket)), read_value("server", "unix_socket", url)
+    return read_value("operator.socket", str(default_socket)), read_value("server.unix_socket", url)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_origin
 
 from pydantic import ValidationError
 
-from helper.config.sections import SECTIONS, Config, find_contradictions
+from helper.config.sections import SECTIONS, SETTINGS, Config, find_contradictions
 from helper.config.settings_file import (
     CREDENTIALS,
     CREDENTIALS_DIRECTORY,
@@ -19,15 +19,12 @@ from helper.config.settings_file import (
     FILE_CREDENTIALS,
     NON_SETTING_VARIABLES,
     find_key_lines,
-    find_line,
     parse_syntax_error,
     variable_name,
 )
 from helper.core.json_records import fact
 from helper.errors import ConfigError
 
-Key = tuple[str, str]
-"""Section and key."""
 _TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE_TEXTS: Final = frozenset({"false", "0", "no", "off"})
 
@@ -121,8 +118,8 @@ class _SettingsReader:
     """Collects values from file, environment and flags, with their origins and problems."""
 
     def __init__(self, path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> None:
-        self.values: dict[Key, Any] = {}
-        self.origins: dict[Key, Origin] = {}
+        self.values: dict[str, Any] = {}  # by `section.key`
+        self.origins: dict[str, Origin] = {}
         self.problems: list[Problem] = []
         if path is not None:
             self._add_file(path)
@@ -152,9 +149,9 @@ class _SettingsReader:
             return
         self._add_document(source, document, find_key_lines(text))
 
-    def _add_document(self, source: str, document: Mapping[str, Any], lines: dict[tuple[str, ...], int]) -> None:
+    def _add_document(self, source: str, document: Mapping[str, Any], lines: Mapping[str, int]) -> None:
         for section, table in document.items():
-            line = find_line(lines, (section,))
+            line = lines.get(section)
             if section not in SECTIONS:
                 message = "unknown section" if isinstance(table, dict) else "must be inside a section"
                 self.problems.append(Problem(source, line, section, message, _suggest_section(section)))
@@ -163,59 +160,59 @@ class _SettingsReader:
                 self.problems.append(Problem(source, line, section, f"must be a section, [{section}]"))
                 continue
             for key, value in table.items():
-                line = find_line(lines, (section, key))
-                if key not in SECTIONS[section]:
+                name = f"{section}.{key}"
+                key_line = lines.get(name, line)
+                if name not in SETTINGS:
                     nearest = _suggest_key(section, key)
-                    self.problems.append(Problem(source, line, f"{section}.{key}", "unknown key", nearest))
+                    self.problems.append(Problem(source, key_line, name, "unknown key", nearest))
                     continue
-                self._set_value((section, key), value, Origin("file", source, line))
+                self._set_value(name, value, Origin("file", source, key_line))
 
     def _add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
-        known = {variable_name(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
+        known = {variable_name(setting): setting for setting in SETTINGS}
         for name in sorted(env):
             if not name.startswith(ENV_PREFIX) or name in NON_SETTING_VARIABLES:
                 continue
-            key = known.get(name)
-            if key is None:
+            setting = known.get(name)
+            if setting is None:
                 nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
             try:
-                self._set_value(key, _parse_value(*key, env[name]), Origin("env", name))
+                self._set_value(setting, _parse_value(setting, env[name]), Origin("env", name))
             except ValueError as error:
-                self.problems.append(Problem(name, None, ".".join(key), str(error)))
+                self.problems.append(Problem(name, None, setting, str(error)))
 
     def _add_flags(self, flags: Mapping[str, Any]) -> None:
-        for dotted, value in flags.items():
-            if value is None:
-                continue
-            section, _, key = dotted.partition(".")
-            if key not in SECTIONS.get(section, {}):
-                raise KeyError(f"unknown setting {dotted}")
-            self._set_value((section, key), value, Origin("flag", f"flag {dotted}"))
+        for setting, value in flags.items():
+            if setting not in SETTINGS:
+                raise KeyError(f"unknown setting {setting}")
+            if value is not None:
+                self._set_value(setting, value, Origin("flag", f"flag {setting}"))
 
     def _add_secrets(self, env: Mapping[str, str]) -> None:
         """Add secrets from files: those named in the settings, then systemd credentials."""
-        for (section, key), credential in CREDENTIALS.items():
-            file_name = self.values.get((section, f"{key}_file"))
+        passed = {}
+        if directory := env.get(CREDENTIALS_DIRECTORY):
+            files = {name: Path(directory, file) for name, file in {**CREDENTIALS, **FILE_CREDENTIALS}.items()}
+            passed = {name: file for name, file in files.items() if name not in self.values and file.exists()}
+        for setting in CREDENTIALS:
+            file_setting = f"{setting}_file"
+            file_name = self.values.get(file_setting)
             if file_name and isinstance(file_name, str):
-                if self.values.get((section, key)):
-                    self._add_problem((section, f"{key}_file"), f"cannot be combined with {key}: remove one of them")
+                if self.values.get(setting):
+                    key = setting.partition(".")[2]
+                    self._add_problem(file_setting, f"cannot be combined with {key}: remove one of them")
                 else:
-                    self._add_secret((section, key), Path(file_name), (section, f"{key}_file"))
-            elif env.get(CREDENTIALS_DIRECTORY) and (section, key) not in self.values:
-                file = Path(env[CREDENTIALS_DIRECTORY], credential)
-                if file.exists():
-                    self._add_secret((section, key), file, (section, key))
-        for setting, credential in FILE_CREDENTIALS.items():
-            if env.get(CREDENTIALS_DIRECTORY) and setting not in self.values:
-                file = Path(env[CREDENTIALS_DIRECTORY], credential)
-                if file.exists():
-                    self._set_value(setting, str(file), Origin("file", str(file)))
+                    self._add_secret(setting, Path(file_name), file_setting)
+            elif setting in passed:
+                self._add_secret(setting, passed[setting], setting)
+        for setting in FILE_CREDENTIALS.keys() & passed.keys():
+            self._set_value(setting, str(passed[setting]), Origin("file", str(passed[setting])))
 
-    def _add_secret(self, key: Key, file: Path, reported_as: Key) -> None:
-        """Set `key` to the first line of a file. Problems are reported for the setting `reported_as`."""
+    def _add_secret(self, setting: str, file: Path, reported_as: str) -> None:
+        """Set a setting to the first line of a file. Problems are reported for the setting `reported_as`."""
         origin = Origin("file", str(file))
         try:
             lines = file.read_text("utf-8").splitlines()
@@ -225,19 +222,19 @@ class _SettingsReader:
             problem = f"{file} cannot be read: {error.strerror}"
         else:
             if lines and lines[0]:
-                self._set_value(key, lines[0], origin)
+                self._set_value(setting, lines[0], origin)
                 return
-            problem = f"{file}: the first line is empty, it must be the {key[1]}"
+            problem = f"{file}: the first line is empty, it must be the {setting.partition('.')[2]}"
         self._add_problem(reported_as, problem, self.origins.get(reported_as, origin))
 
-    def _add_problem(self, key: Key, message: str, origin: Origin | None = None) -> None:
+    def _add_problem(self, setting: str, message: str, origin: Origin | None = None) -> None:
         """Add a problem of a setting, by default at the origin of its value."""
-        place = self.origins[key] if origin is None else origin
-        self.problems.append(Problem(place.source, place.line, ".".join(key), message))
+        place = self.origins[setting] if origin is None else origin
+        self.problems.append(Problem(place.source, place.line, setting, message))
 
-    def _set_value(self, key: Key, value: Any, origin: Origin) -> None:
-        self.values[key] = value
-        self.origins[key] = origin
+    def _set_value(self, setting: str, value: Any, origin: Origin) -> None:
+        self.values[setting] = value
+        self.origins[setting] = origin
 
     def build_config(self) -> Config:
         """Validate all values and return the settings. Raises SettingsError if there are problems."""
@@ -246,21 +243,20 @@ class _SettingsReader:
             config = Config.model_validate(self._group_by_section())
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                section, key = str(details["loc"][0]), str(details["loc"][1])
-                self._add_problem((section, key), _describe_validation_error(section, key, details))
+                setting = f"{details['loc'][0]}.{details['loc'][1]}"
+                self._add_problem(setting, _describe_validation_error(setting, details))
         if config is not None:
-            for section, key, message in find_contradictions(config):
-                self._add_problem((section, key), message)
+            for setting, message in find_contradictions(config):
+                self._add_problem(setting, message)
         if self.problems or config is None:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config
 
     def build_config_without(self, problems: Sequence[Problem]) -> Config:
         """Return the settings without the invalid keys, or the defaults if the remaining ones are invalid too."""
-        invalid = {problem.key for problem in problems}
-        for key in [key for key in self.values if ".".join(key) in invalid]:
-            del self.values[key]
-            del self.origins[key]
+        for setting in {problem.key for problem in problems} & self.values.keys():
+            del self.values[setting]
+            del self.origins[setting]
         try:
             return Config.model_validate(self._group_by_section())
         except ValidationError:
@@ -268,18 +264,15 @@ class _SettingsReader:
 
     def _group_by_section(self) -> dict[str, dict[str, Any]]:
         tables: dict[str, dict[str, Any]] = {}
-        for (section, key), value in self.values.items():
+        for setting, value in self.values.items():
+            section, _, key = setting.partition(".")
             tables.setdefault(section, {})[key] = value
         return tables
 
     def all_origins(self) -> dict[str, Origin]:
-        """Return the origin of every setting by `section.key`, including defaults."""
+        """Return the origin of every setting, including defaults."""
         default = Origin("default", "default")
-        return {
-            f"{section}.{key}": self.origins.get((section, key), default)
-            for section in SECTIONS
-            for key in SECTIONS[section]
-        }
+        return {setting: self.origins.get(setting, default) for setting in SETTINGS}
 
 
 def _suggest_section(name: str) -> str | None:
@@ -301,24 +294,23 @@ def _suggest_key(section: str, name: str) -> str | None:
     return f"{everywhere[close[0]]}.{close[0]}" if close else None
 
 
-def _setting_type(section: str, key: str) -> type:
+def _setting_type(setting: str) -> type:
     """Return the plain type of a setting: bool, int, float, str, or tuple for a list of addresses."""
-    default = SECTIONS[section][key].default
-    annotation = SECTIONS[section][key].annotation
-    if get_origin(annotation) is tuple:
+    field = SETTINGS[setting]
+    if get_origin(field.annotation) is tuple:
         return tuple
-    return float if annotation is float else type(default)
+    return float if field.annotation is float else type(field.default)
 
 
-def _parse_value(section: str, key: str, text: str) -> Any:
+def _parse_value(setting: str, text: str) -> Any:
     """Parse the value of an environment variable; lists are separated by commas.
 
     Empty entries are dropped, except in the list of RPC URLs, where they mean a node without RPC.
     """
-    kind = _setting_type(section, key)
+    kind = _setting_type(setting)
     if kind is tuple:
         parts = [part.strip() for part in text.split(",")]
-        if (section, key) != ("chain", "rpc"):
+        if setting != "chain.rpc":
             return [part for part in parts if part]
         while parts and not parts[-1]:
             parts.pop()
@@ -336,10 +328,8 @@ def _parse_value(section: str, key: str, text: str) -> Any:
     return text
 
 
-def _describe_validation_error(section: str, key: str, details: Mapping[str, Any]) -> str:
+def _describe_validation_error(setting: str, details: Mapping[str, Any]) -> str:
     """Describe a validation error, without the value, which may be secret."""
-    place = (
-        f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and _setting_type(section, key) is tuple else ""
-    )
+    place = f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and _setting_type(setting) is tuple else ""
     message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return place + message.replace("valid tuple", "list")

@@ -536,41 +536,37 @@ class Config(Section):
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
 
 
-def _collect_sections() -> dict[str, dict[str, FieldInfo]]:
-    sections = {}
-    for name, field in Config.model_fields.items():
-        model = field.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, Section)
-        sections[name] = dict(model.model_fields)
-    return sections
-
-
-SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = _collect_sections()
+SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = {
+    name: type(section).model_fields for name, section in Config()
+}
 """Model fields of all settings by section and key."""
+SETTINGS: Final[Mapping[str, FieldInfo]] = {
+    f"{section}.{key}": field for section, fields in SECTIONS.items() for key, field in fields.items()
+}
+"""Model fields of all settings by `section.key`."""
 
 
-def find_contradictions(config: Config) -> list[tuple[str, str, str]]:
+def find_contradictions(config: Config) -> list[tuple[str, str]]:
     """Find settings that are individually valid but contradict each other.
 
     Returns:
-        Section and key of a setting, and the problem.
+        `section.key` of a setting, and the problem.
     """
     problems = []
     if config.store.url and not config.store.key_file:
-        problems.append(("store", "url", "requires [store] key_file: secrets in a shared database must be encrypted"))
+        problems.append(("store.url", "requires [store] key_file: secrets in a shared database must be encrypted"))
     if not config.store.url and config.helper.role != "all":
-        problems.append(("helper", "role", "requires [store] url: with a database file, the only role is all"))
+        problems.append(("helper.role", "requires [store] url: with a database file, the only role is all"))
     if not config.store.url and config.sender.lease == "postgres":
-        problems.append(("sender", "lease", "requires [store] url"))
+        problems.append(("sender.lease", "requires [store] url"))
     for key in ("release_manifest", "allowed_signers"):
         if config.prover.require_verified and not getattr(config.prover, key):
-            problems.append(("prover", "require_verified", f"requires [prover] {key}"))
+            problems.append(("prover.require_verified", f"requires [prover] {key}"))
     if config.sender.standby and not config.store.url and config.sender.lease_location is None:
-        problems.append(("sender", "standby", "requires [store] url or a lease: there is no other host to wait for"))
+        problems.append(("sender.standby", "requires [store] url or a lease: there is no other host to wait for"))
     if config.server.unix_socket and Path(config.server.unix_socket) == config.socket_path.absolute():
-        problems.append(("server", "unix_socket", "must differ from the control socket, which is only for operators"))
+        problems.append(("server.unix_socket", "must differ from the control socket, which is only for operators"))
     shortest, longest = LEASE_SECONDS_RANGE
     if config.sender.lease_location is not None and not shortest <= config.store.lease_seconds <= longest:
-        problems.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
+        problems.append(("store.lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
     return problems

@@ -25,17 +25,11 @@ NON_SETTING_VARIABLES: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables with the prefix that are not settings."""
 CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
 """Environment variable: the directory of the credentials that a service manager passes (systemd.exec(5))."""
-CREDENTIALS: Final = {
-    ("helper", "api_token"): "api-token",
-    ("operator", "token"): "operator-token",
-    ("store", "url"): "store-url",
-}
+CREDENTIALS: Final = {"helper.api_token": "api-token", "operator.token": "operator-token", "store.url": "store-url"}
 """Secret settings and the names of their systemd credentials. The setting `<key>_file` names another file."""
-FILE_CREDENTIALS: Final = {("store", "key_file"): "store-key", ("s3", "credentials_file"): "s3-credentials"}
+FILE_CREDENTIALS: Final = {"store.key_file": "store-key", "s3.credentials_file": "s3-credentials"}
 """Settings that name a secret file, and the systemd credentials that are this file."""
-SECRET_SETTINGS: Final = frozenset(
-    {("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")}
-)
+SECRET_SETTINGS: Final = frozenset({*CREDENTIALS, "helper.sentry_dsn"})
 """Settings whose values are never shown."""
 DEFAULT_FILES: Final = (Path("helper.toml"), Path("/etc/svote-helper/helper.toml"))
 DEFAULT_DATABASE: Final = "svote-helper.db"
@@ -89,39 +83,30 @@ def is_missing(path: Path) -> bool:
         return False
 
 
-def variable_name(section: str, key: str) -> str:
-    """Return the environment variable of a setting."""
-    return f"{ENV_PREFIX}{section}_{key}".upper()
+def variable_name(setting: str) -> str:
+    """Return the environment variable of a setting, `section.key`."""
+    return ENV_PREFIX + setting.replace(".", "_").upper()
 
 
 _HEADER: Final = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\"']?)([\w.-]+)\1\s*=")
 _SYNTAX: Final = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 
-KeyPath = tuple[str, ...]
 
-
-def find_key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the first line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
-    lines: dict[KeyPath, int] = {}
-    section: KeyPath = ()
+def find_key_lines(text: str) -> dict[str, int]:
+    """Return the first line (from 1) of each section and key, by its name: `helper`, `helper.port`."""
+    lines: dict[str, int] = {}
+    section = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        path: KeyPath = ()
+        name = ""
         if header := _HEADER.match(line):
-            path = section = tuple(header[1].split("."))
+            name = section = header[1]
         elif entry := _KEY.match(line):
-            path = (*section, *entry[2].split("."))
-        for length in range(1, len(path) + 1):
-            lines.setdefault(path[:length], number)
+            name = f"{section}.{entry[2]}" if section else entry[2]
+        while name:
+            lines.setdefault(name, number)
+            name = name.rpartition(".")[0]
     return lines
-
-
-def find_line(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
-    """Return the line of a key, else of its nearest parent, else None."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
 
 
 def parse_syntax_error(message: str, text: str) -> tuple[int, str]:

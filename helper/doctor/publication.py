@@ -64,7 +64,7 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
     path = find_file(config_file, env)
     loaded, problems = load_valid_settings(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
-    secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
+    secret_origins = [loaded.origins[setting] for setting in SECRET_SETTINGS]
     secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
     return DoctorSettings(
         loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems, loaded.config))

@@ -166,12 +166,12 @@ async def kill_if_running(process: ChildProcess) -> None:
 async def start_helper(helper: HelperProcess, chain: DevChain) -> None:
     """Start a helper with the settings file of `config init`."""
     settings = {
-        ("helper", "port"): 0,
-        ("helper", "db_path"): str(helper.db),
-        ("chain", "endpoints"): tuple(node["rest"] for node in chain.nodes),
-        ("chain", "rpc"): tuple(node["rpc"] for node in chain.nodes),
-        ("chain", "chain_id"): CHAIN_ID,
-        ("chain", "poll_seconds"): 0.2,
+        "helper.port": 0,
+        "helper.db_path": str(helper.db),
+        "chain.endpoints": tuple(node["rest"] for node in chain.nodes),
+        "chain.rpc": tuple(node["rpc"] for node in chain.nodes),
+        "chain.chain_id": CHAIN_ID,
+        "chain.poll_seconds": 0.2,
     }
     helper.config.write_text(render_example(settings))
     helper.config.chmod(0o600)

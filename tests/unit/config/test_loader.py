@@ -12,7 +12,7 @@ import pytest
 
 from helper.cli.config import REDACTED, render_example, to_display_value
 from helper.config.loader import Problem, SettingsError, load
-from helper.config.sections import SECTIONS, Config
+from helper.config.sections import SECTIONS, SETTINGS, Config
 from helper.config.settings_file import ENV_PREFIX, find_file, find_key_lines, variable_name
 from helper.errors import ConfigError
 from scripts.cli_docs import EXAMPLE_FILE
@@ -194,7 +194,7 @@ def test_flags_override_environment_and_environment_overrides_file(tmp_path: Pat
         "db_path": f"{file}:5",
         "max_attempts": "default",
     }
-    assert len(loaded.origins) == sum(len(keys) for keys in SECTIONS.values())
+    assert loaded.origins.keys() == SETTINGS.keys()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_environment_can_omit_rpc_of_a_node() -> None:
 
 
 def test_every_setting_has_its_own_variable() -> None:
-    names = [variable_name(section, key) for section in SECTIONS for key in SECTIONS[section]]
+    names = [variable_name(setting) for setting in SETTINGS]
     assert len(set(names)) == len(names)
 
 
@@ -352,11 +352,11 @@ log = { level = "x" }
 [[more]]
 """
     lines = find_key_lines(text)
-    assert lines[("helper", "port")] == 1
-    assert lines[("chain",)] == 2
-    assert lines[("chain", "rpc")] == 3
-    assert lines[("chain", "own")] == 6
-    assert lines[("more",)] == 8
+    assert lines["helper.port"] == 1
+    assert lines["chain"] == 2
+    assert lines["chain.rpc"] == 3
+    assert lines["chain.own"] == 6
+    assert lines["more"] == 8
 
 
 def test_example_file_equals_generated() -> None:
@@ -373,19 +373,19 @@ def test_example_file_has_every_key_at_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value", "expected"),
+    ("setting", "value", "expected"),
     [
-        ("helper", "api_token", "secret", REDACTED),
-        ("helper", "api_token", "", ""),
-        ("operator", "token", "secret", REDACTED),
-        ("helper", "sentry_dsn", "https://secret@sentry.example/1", REDACTED),
-        ("chain", "endpoints", ("http://u:secret@h:1/secret", "http://h:2"), ["http://***@h:1/***", "http://h:2"]),
-        ("admin", "config_url", "https://h/x?key=secret", "https://h/x?***"),
-        ("helper", "port", 8090, 8090),
+        ("helper.api_token", "secret", REDACTED),
+        ("helper.api_token", "", ""),
+        ("operator.token", "secret", REDACTED),
+        ("helper.sentry_dsn", "https://secret@sentry.example/1", REDACTED),
+        ("chain.endpoints", ("http://u:secret@h:1/secret", "http://h:2"), ["http://***@h:1/***", "http://h:2"]),
+        ("admin.config_url", "https://h/x?key=secret", "https://h/x?***"),
+        ("helper.port", 8090, 8090),
     ],
 )
-def test_config_repr_shows_no_secret(section: str, key: str, value: Any, expected: Any) -> None:
-    assert to_display_value(section, key, value) == expected
+def test_config_repr_shows_no_secret(setting: str, value: Any, expected: Any) -> None:
+    assert to_display_value(setting, value) == expected
 
 
 def test_tokens_are_read_from_files(tmp_path: Path) -> None:
