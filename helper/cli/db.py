@@ -471,26 +471,30 @@ def copy(
     harden_process()
     settings = read_queue_settings(QueueOptions(config=config), key_file)
     if to:
-        result, code = _move(settings, origin, to, dry_run=dry_run, yes=yes)
+        result, text = _move(settings, origin, to, dry_run=dry_run, yes=yes)
     else:
-        result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
-    emit(result, _summarize_copy(result, "undo" if undo else "erase" if erase else ""), json=json, code=code)
+        result, text = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes)
+    code = ExitCode.DEGRADED if result.state == "moved" and result.damaged else ExitCode.OK
+    emit(result, text, json=json, code=code)
 
 
 # ---------------------------------------------------------------------- moving
 
 
-def _move(settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool) -> tuple[MovedQueue, ExitCode]:
-    """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
+def _move(settings: Config, origin: str | None, to: str, *, dry_run: bool, yes: bool) -> tuple[MovedQueue, str]:
+    """Move the queue, or show the effect with --dry-run. Returns the result and a summary."""
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
     with closing(source), closing(target):
         if dry_run:
-            return _describe_copy("planned", source, target.label, estimate_copy(source, target)), ExitCode.OK
+            plan = estimate_copy(source, target)
+            text = f"{plan.live} live shares, {plan.confirmed} confirmed would be moved to {target.label}"
+            return _describe_copy("planned", source, target.label, plan), f"{source.label}: {text}"
         confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
         result = copy_queue(source, target, clock=clock, on_progress=print_message)
     _print_moved(result, source, target)
-    return _describe_copy("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
+    text = f"{result.live} live shares, {result.confirmed} confirmed, compared row by row; the move is finished"
+    return _describe_copy("moved", source, target.label, result), f"{target.label}: {text}"
 
 
 def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint) -> None:
@@ -519,25 +523,31 @@ def _print_moved(result: CopyResult, source: CopyEndpoint, target: CopyEndpoint)
 # ---------------------------------------------------------------------- after a move
 
 
-def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> MovedQueue:
-    """Undo a move, or erase the data that remains in its source."""
+def _finish_move(
+    settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool
+) -> tuple[MovedQueue, str]:
+    """Undo a move, or erase the data that remains in its source. Returns the result and a summary."""
     with closing(create_endpoint(origin, settings, SystemClock())) as source:
-        mark = read_moved_mark(source)
+        old, new = source.label, read_moved_mark(source).other
+        if is_undo:
+            text = f"{old}: {'would be used' if dry_run else 'in use'} again, as it was when moved to {new}"
+        elif dry_run:
+            text = f"{old}: the remaining data of the queue moved to {new} would be deleted"
+        else:
+            text = f"{old}: all data of the queue moved to {new} was deleted"
         if dry_run:
-            return _describe_copy("planned", source, mark.other, CopyResult())
+            return _describe_copy("planned", source, new, CopyResult()), text
         if is_undo:
             confirm_or_exit(
-                f"The queue of {source.label} was moved to {mark.other}. Changes made there are missing here: new "
-                "shares are lost, and revealed shares would be retried. Use the old queue anyway?",
+                f"The queue of {old} was moved to {new}. Changes made there are missing here: new shares are lost, and "
+                "revealed shares would be retried. Use the old queue anyway?",
                 yes=yes,
             )
             undo_copy(source)
         else:
-            confirm_or_exit(
-                f"Delete the data remaining in {source.label} of the queue that was moved to {mark.other}?", yes=yes
-            )
+            confirm_or_exit(f"Delete the data remaining in {old} of the queue that was moved to {new}?", yes=yes)
             erase_source(source)
-        return _describe_copy("undone" if is_undo else "erased", source, mark.other, CopyResult())
+        return _describe_copy("undone" if is_undo else "erased", source, new, CopyResult()), text
 
 
 # ---------------------------------------------------------------------- output
@@ -555,24 +565,3 @@ def _describe_copy(state: CopyState, source: CopyEndpoint, target: str, result: 
         uncounted=result.uncounted,
         held_seconds=round(result.locked_seconds, 3),
     )
-
-
-_SUMMARIES: Final = {
-    "planned": "{source}: {live} live shares, {confirmed} confirmed would be moved to {target}",
-    "moved": "{target}: {live} live shares, {confirmed} confirmed, compared row by row; the move is finished",
-    "undone": "{source}: in use again, as it was when moved to {target}",
-    "erased": "{source}: all data of the queue moved to {target} was deleted",
-}
-
-
-_PLANS: Final = {
-    "undo": "{source}: would be used again, as it was when moved to {target}",
-    "erase": "{source}: the remaining data of the queue moved to {target} would be deleted",
-}
-"""Summaries of --dry-run for --undo and --erase."""
-
-
-def _summarize_copy(result: MovedQueue, cleanup: str) -> str:
-    """Return the result in one line. `cleanup` is `undo`, `erase`, or empty for a move."""
-    summary = _PLANS[cleanup] if cleanup and result.state == "planned" else _SUMMARIES[result.state]
-    return summary.format_map(asdict(result))
