@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
@@ -36,23 +36,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-@dataclass(frozen=True, slots=True)
-class CounterDefinition:
-    """A counter.
-
-    Attributes:
-        name: metric name without the suffix `_total`.
-        help_text: help text.
-        label: name of the label, "" for none.
-        sources: name of the counter in `Stats` by label value ("" without a label).
-    """
-
-    name: str
-    help_text: str
-    label: str = ""
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
 POST_OUTCOMES: Final = (
     "queued",
     "duplicate",
@@ -71,48 +54,6 @@ RETRY_STAGES: Final = ("tree", "proof", "prover", "broadcast")
 reveal."""
 LABELLED_STATUSES: Final = (400, 401, 404, 405, 408, 413, 429, 431, 500, 502, 503)
 """Statuses with their own label value; all others are counted as `other`."""
-
-COUNTERS: Final = (
-    CounterDefinition(
-        "helper_share_posts",
-        "Requests to POST /shares by outcome.",
-        "outcome",
-        {outcome: f"post_{outcome}" for outcome in POST_OUTCOMES},
-    ),
-    CounterDefinition("helper_proofs", "Completed proofs.", sources={"": "proven"}),
-    CounterDefinition(
-        "helper_proofs_skipped",
-        "Proofs that were not begun, because another helper's reveal was in a block.",
-        sources={"": "proof_skipped"},
-    ),
-    CounterDefinition(
-        "helper_proofs_unused",
-        "Completed proofs that were not used, because the share was confirmed or its round was closed.",
-        sources={"": "proof_unused"},
-    ),
-    CounterDefinition("helper_reveals", "Reveals broadcast, without resends.", sources={"": "broadcast"}),
-    CounterDefinition(
-        "helper_broadcasts",
-        "Broadcasts of reveals, including resends, by verdict on the node's response.",
-        "verdict",
-        {verdict.name.lower(): f"answer_{verdict.name.lower()}" for verdict in Verdict},
-    ),
-    CounterDefinition("helper_confirmed", "Shares confirmed in a block.", sources={"": "confirmed"}),
-    CounterDefinition(
-        "helper_retries",
-        "Retries of shares by stage.",
-        "stage",
-        {stage: f"retry_{stage}" for stage in RETRY_STAGES},
-    ),
-    CounterDefinition(
-        "helper_quick_retries_failed",
-        "Shares whose quick retries all failed. They are retried at longer intervals.",
-        sources={"": "quick_retries_failed"},
-    ),
-    CounterDefinition("helper_failed", "Shares that failed permanently.", sources={"": "failed"}),
-    CounterDefinition("helper_expired", "Shares unconfirmed when their round closed.", sources={"": "expired"}),
-)
-
 
 REUSE_SECONDS: Final = 0.5
 """Seconds for which a reading is reused."""
@@ -178,23 +119,36 @@ class Metrics(Collector):
             yield from _queue_metrics(queue, None if service is None else measured_rate(service))
 
     def _counters(self) -> Iterator[Metric]:
-        for counter in COUNTERS:
-            counts = {value: self._stats.counts[source] for value, source in counter.sources.items()}
-            yield _counter(counter.name, counter.help_text, counter.label, counts)
-        refusals, service = self._refusals, self._helper.service or ServiceState()
+        counts, refusals, service = self._stats.counts, self._refusals, self._helper.service or ServiceState()
+        posts = {outcome: counts[f"post_{outcome}"] for outcome in POST_OUTCOMES}
+        yield _labelled_counter("helper_share_posts", "Requests to POST /shares by outcome.", "outcome", posts)
+        yield _counter("helper_proofs", "Completed proofs.", counts["proven"])
+        about = "Proofs that were not begun, because another helper's reveal was in a block."
+        yield _counter("helper_proofs_skipped", about, counts["proof_skipped"])
+        about = "Completed proofs that were not used, because the share was confirmed or its round was closed."
+        yield _counter("helper_proofs_unused", about, counts["proof_unused"])
+        yield _counter("helper_reveals", "Reveals broadcast, without resends.", counts["broadcast"])
+        about = "Broadcasts of reveals, including resends, by verdict on the node's response."
+        verdicts = {verdict.name.lower(): counts[f"answer_{verdict.name.lower()}"] for verdict in Verdict}
+        yield _labelled_counter("helper_broadcasts", about, "verdict", verdicts)
+        yield _counter("helper_confirmed", "Shares confirmed in a block.", counts["confirmed"])
+        retries = {stage: counts[f"retry_{stage}"] for stage in RETRY_STAGES}
+        yield _labelled_counter("helper_retries", "Retries of shares by stage.", "stage", retries)
+        about = "Shares whose quick retries all failed. They are retried at longer intervals."
+        yield _counter("helper_quick_retries_failed", about, counts["quick_retries_failed"])
+        yield _counter("helper_failed", "Shares that failed permanently.", counts["failed"])
+        yield _counter("helper_expired", "Shares unconfirmed when their round closed.", counts["expired"])
         by_status = {str(status): refusals.get(status, 0) for status in LABELLED_STATUSES}
         by_status["other"] = sum(number for status, number in refusals.items() if status not in LABELLED_STATUSES)
-        yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
-        counts = {reason: service.provers.deaths.get(reason, 0) for reason in ("died", "timeout")}
-        yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
-        dropped = {"": sum(count_dropped_fields().values())}
-        yield _counter("helper_log_fields_dropped", "Log fields dropped because they are not allowed.", "", dropped)
-        yield _counter(
-            "helper_proving_seconds",
-            "Time during which at least one proof was running.",
-            "",
-            {"": service.proving_seconds},
-        )
+        about = "Responses with status 400 or above on the wallet API."
+        yield _labelled_counter("helper_refusals", about, "status", by_status)
+        deaths = {reason: service.provers.deaths.get(reason, 0) for reason in ("died", "timeout")}
+        about = "Unexpected exits of prover workers by reason."
+        yield _labelled_counter("helper_prover_deaths", about, "reason", deaths)
+        about = "Log fields dropped because they are not allowed."
+        yield _counter("helper_log_fields_dropped", about, sum(count_dropped_fields().values()))
+        about = "Time during which at least one proof was running."
+        yield _counter("helper_proving_seconds", about, service.proving_seconds)
 
 
 def _gauges(state: DataclassInstance) -> Iterator[Metric]:
@@ -258,10 +212,14 @@ def _queue_metrics(queue: QueueSnapshot, rate: ProofRate | None) -> Iterator[Met
     yield _gauge("helper_round_left_seconds", about, max(0.0, tightest.vote_end_time - queue.at))
 
 
-def _counter(name: str, about: str, label: str, counts: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, about, labels=[label] if label else [])
-    for value, number in counts.items():
-        family.add_metric([value] if label else [], number)
+def _counter(name: str, about: str, value: float) -> Metric:
+    return CounterMetricFamily(name, about, value=value)
+
+
+def _labelled_counter(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
     return family
 
 

@@ -24,7 +24,7 @@ from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.metrics import COUNTERS, POST_OUTCOMES, REUSE_SECONDS, Metrics
+from helper.observability.metrics import POST_OUTCOMES, REUSE_SECONDS, Metrics
 from helper.observability.queue_snapshot import HelperSnapshot, QueueObserver, QueueSnapshot
 from helper.observability.service_state import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
@@ -224,9 +224,9 @@ async def test_metric_labels_name_no_round_share_or_client() -> None:
 async def test_metric_names_follow_conventions() -> None:
     for name, _ in await scrape():
         assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
-    for counter in COUNTERS:
-        assert counter.name.startswith("helper_")
-        assert counter.help_text.endswith(".")
+    for family in create_metrics().collect():
+        assert family.name.startswith("helper_")
+        assert family.documentation.endswith(".")
     assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
 
 
