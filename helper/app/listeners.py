@@ -290,21 +290,12 @@ def _create_admin(
         return None
     ui = config.ui
     rest, rpc = published_addresses(config)
-
-    def chain_facts() -> ChainFacts:
-        return ChainFacts(
-            chain_id=node_pool.chain_id,
-            rest=rest,
-            rpc=rpc,
-            denom=ui.chain_denom,
-        )
-
     return AdminService(
         db_path=config.admin_db_path,
         config_url=config.admin.config_url,
         ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
         chain=read_only_pool,
-        get_chain_facts=chain_facts,
+        get_chain_facts=lambda: ChainFacts(node_pool.chain_id, rest, rpc, ui.chain_denom),
         clock=clock,
         trusted_networks=config.trusted_networks,
         get_audit=get_audit,

@@ -191,24 +191,30 @@ def keep_allowed_fields(_logger: WrappedLogger, _method: str, event: EventDict) 
     for name, value in event.items():
         if name.startswith("_"):  # internal to structlog, which removes it before rendering
             kept[name] = value
-        elif name in ALLOWED_FIELDS and _is_plain(value):
-            kept[name] = _clean(value)
-        else:
-            _dropped[name] += 1
-    if dropped := len(event) - len(kept):
-        kept["dropped"] = dropped
+        elif name in ALLOWED_FIELDS:
+            with contextlib.suppress(TypeError):
+                kept[name] = _clean(value)
+    if dropped := event.keys() - kept.keys():
+        _dropped.update(dropped)
+        kept["dropped"] = len(dropped)
     return kept
 
 
 def _clean(value: Any) -> Any:
-    """Clean all strings of a plain value (`_is_plain`)."""
+    """Return a plain value with clean strings: a string, a number, None, or a collection of these.
+
+    Raises:
+        TypeError: it is, or contains, bytes or another object.
+    """
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, str):
         return clean_text(str(value))  # a member of an enumeration is shown as its text
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {clean_text(name): _clean(item) for name, item in value.items()}
-    return value
+    raise TypeError
 
 
 def _create_report_processor(report: Callable[[Mapping[str, Any]], None]) -> Processor:
@@ -264,17 +270,6 @@ def _locations(trace: TracebackType | None) -> str:
     """The last six frames, innermost first, as directory/file:line."""
     frames = traceback.extract_tb(trace)[-6:]
     return ", ".join(f"{'/'.join(f.filename.split('/')[-2:])}:{f.lineno}" for f in reversed(frames))
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a value is a string, a number, None, or a collection of these. Not bytes or other objects."""
-    if value is None or isinstance(value, str | int | float):
-        return True
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-    return False
 
 
 def log_error(log: FilteringBoundLogger, event: str, error: Exception) -> None:
