@@ -31,8 +31,6 @@ class Gates:
     """Decides whether shares may be admitted, dispatched and sent now.
 
     Attributes:
-        stale_after: age in seconds from which the newest block is too old to admit shares.
-        max_ahead: seconds a due time may be ahead of the newest block time.
         cluster: membership in the cluster; None if there is only one host.
         is_dispatching: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
     """
@@ -46,8 +44,6 @@ class Gates:
     circuit_choice: CircuitChoice
     proof_times: ProofTimes
     clock: Clock
-    stale_after: float
-    max_ahead: float
     cluster: ClusterMember | None = None
     is_dispatching: bool = False
     _paused_since: float | None = None  # monotonic
@@ -114,7 +110,7 @@ class Gates:
         ends = {round_id: end for round_id, end in ends.items() if self.proof_times.can_finish_proof(end, head.time)}
         return DispatchGate(
             {each: math.inf if self.round_registry.is_doubted(each) else end for each, end in ends.items()},
-            head.time + self.max_ahead,
+            head.time + self.node_pool.max_clock_skew,
             self.circuit_choice.blocked_reason or self.all_rounds_pause_reason(),
             is_one_at_a_time=self.circuit_choice.is_current_unproven or self.circuit_choice.pause_reason is not None,
             chain_time=head.time,
@@ -142,9 +138,9 @@ class Gates:
         """Why the chain's state is not known well enough to admit shares, or None."""
         if not self.chain_sync.is_ready:
             return PauseReason.CHAIN_NOT_READ
-        head = self.node_pool.last_head
-        is_current = head is not None and -self.max_ahead <= self.clock.now() - head.time <= self.stale_after
-        return None if is_current and not self.node_pool.is_out_of_sync else PauseReason.NO_NODE_IN_SYNC
+        nodes, head = self.node_pool, self.node_pool.last_head
+        is_current = head is not None and -nodes.max_clock_skew <= self.clock.now() - head.time <= nodes.stale_after
+        return None if is_current and not nodes.is_out_of_sync else PauseReason.NO_NODE_IN_SYNC
 
     def unread_since_stop(self) -> str | None:
         """Why shares without a proof may be confirmed already, or None."""

@@ -194,8 +194,6 @@ class Service:
             circuit_choice=self.circuit_choice,
             proof_times=self.proof_times,
             clock=self.clock,
-            stale_after=config.chain.stale_seconds,
-            max_ahead=config.chain.clock_skew_seconds,
             cluster=self.cluster,
         )
         self.health = ServiceHealth(self.gates, prover_pool=self.prover_pool, stats=self.stats, role=self.role)

@@ -152,8 +152,6 @@ class Pipeline:
             circuit_choice=self.circuits,
             proof_times=self.proof_times,
             clock=clock,
-            stale_after=90,
-            max_ahead=120,
         )
         self.gate_checks = 0
         self.dispatcher = Dispatcher(
