@@ -25,10 +25,8 @@ from helper.config.value_types import (
     FilePath,
     Host,
     HostName,
-    IntegerField,
     LeaseStorage,
     NetworkText,
-    Number,
     OnionAddress,
     OptionalUrl,
     PinnedUrlText,
@@ -37,8 +35,6 @@ from helper.config.value_types import (
     SocketPath,
     SocksAddress,
     StoreUrl,
-    Switch,
-    Text,
     Token,
     Url,
 )
@@ -78,15 +74,15 @@ ROLES: Final = {
 
 
 class Section(BaseModel):
-    """A section of the settings file; immutable, rejects unknown keys."""
+    """A section of the settings file; immutable, rejects unknown keys and other types. TOML has lists, not tuples."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class HelperSection(Section):
     """The share service."""
 
-    disable: Switch = Field(
+    disable: bool = Field(
         False, description="Disable the share service; the gateway, the admin API and the web page keep running."
     )
     role: Literal["all", "api", "prover", "sender"] = Field(
@@ -101,23 +97,24 @@ class HelperSection(Section):
         description="Token that wallets must send in X-Helper-Token. Public wallets send none, so leave this empty "
         "unless your deployment is private.",
     )
-    api_token_file: Text = Field(
+    api_token_file: str = Field(
         "",
         description="File whose first line is the token; an alternative to api_token. A systemd credential named "
         "api-token is used automatically.",
     )
-    expose_queue_status: Switch = Field(
+    expose_queue_status: bool = Field(
         False,
         description="Serve the share counts of each round at /shielded-vote/v1/queue-status. They are exact: without "
         "api_token, anyone can read when shares arrive and when they are due.",
     )
-    expose_queue_summary: Switch = Field(
+    expose_queue_summary: bool = Field(
         True,
         description="Serve the share counts of a round at /shielded-vote/v1/queue-summary/{round}, without a token, "
         "for the page that monitors queues: hourly, in hundreds, and without due times of waiting shares.",
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
+        strict=False,
         description="Addresses or networks of your reverse proxies. Their idle connections are closed last when the "
         "connection limit is reached, and their clients may read slowly. Registrations of validators through them are "
         "limited by the network of the address that the proxy adds to X-Forwarded-For. No other request uses it, and "
@@ -131,10 +128,10 @@ class HelperSection(Section):
         0,
         description="REST port of a node on this machine; 0 means none. It is tried before [chain] endpoints.",
     )
-    max_concurrent_proofs: IntegerField = Field(
+    max_concurrent_proofs: int = Field(
         0, ge=0, le=1024, description="Maximum number of concurrent proofs; 0 means one per processor core."
     )
-    backlog_after_seconds: Number = Field(
+    backlog_after_seconds: float = Field(
         2,
         ge=0,
         le=3600,
@@ -142,14 +139,14 @@ class HelperSection(Section):
         "them in an order of its own, not oldest first, so that several helpers do not prove the same shares; rounds "
         "take turns.",
     )
-    backlog_min_shares: IntegerField = Field(
+    backlog_min_shares: int = Field(
         0,
         ge=0,
         le=10_000,
         description="A backlog has more due shares than this; 0 means 8 for each concurrent proof.",
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
-    max_attempts: IntegerField = Field(
+    max_attempts: int = Field(
         5,
         ge=1,
         le=50,
@@ -157,7 +154,7 @@ class HelperSection(Section):
         "retries follow after 1 minute, 10 minutes, 1 hour and 6 hours, until the round ends. Outages do not spend "
         "attempts.",
     )
-    purge_after_hours: Number = Field(
+    purge_after_hours: float = Field(
         24,
         ge=0,
         le=24 * 365,
@@ -189,7 +186,7 @@ class ServerSection(Section):
         description="HTTP status of share-status for a share that is not confirmed yet: 202, or 200 as the original "
         "helper responds. zkool takes every 200 for confirmed.",
     )
-    trace_requests: Switch = Field(
+    trace_requests: bool = Field(
         False,
         description="Answer requests that have an X-Vote-Request-ID with this id and the times of the request, for the "
         "developers of wallets on a test network. Nothing is stored or logged.",
@@ -206,12 +203,12 @@ class StoreSection(Section):
         "network, TLS with verified certificates is required and is the default. List a primary and its standbys as "
         "hosts separated by commas.",
     )
-    url_file: Text = Field(
+    url_file: str = Field(
         "",
         description="File whose first line is the database URL. Use it instead of url if the URL contains a password. "
         "A systemd credential named store-url is used automatically.",
     )
-    key_file: Text = Field(
+    key_file: str = Field(
         "",
         description="File with the keys that encrypt witnesses and messages before they are stored: 64 hex digits per "
         "line, readable only by its owner. Required with url, where it is the same on every host; optional with a "
@@ -222,7 +219,7 @@ class StoreSection(Section):
     )
     host: HostName = Field("", description="Name of this host in the cluster; empty means the machine's host name.")
     schema_name: SchemaName = Field("svote_helper", description="PostgreSQL schema of the tables.")
-    lease_seconds: Number = Field(
+    lease_seconds: float = Field(
         10,
         ge=1,
         le=600,
@@ -239,7 +236,7 @@ class SenderSection(Section):
         "set, otherwise no lease. An object such as s3://bucket/sender.json (see [s3]) works with both PostgreSQL and "
         "a database file. With a file, it prevents a copy of the queue on another host from sending at the same time.",
     )
-    standby: Switch = Field(
+    standby: bool = Field(
         False,
         description="Wait while another host holds the lease, and take over when it fails. If false, a second sender "
         "exits at startup.",
@@ -256,37 +253,39 @@ class ChainSection(Section):
 
     endpoints: tuple[Url, ...] = Field(
         (),
+        strict=False,
         description="REST URLs of nodes, in order of preference. Required. With two, a false one can cause no final "
         "error, and one that is down only delays confirmations; with three, it delays nothing.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),
+        strict=False,
         description='CometBFT RPC URLs of the same nodes in the same order; "" for a node without RPC. Reduces the '
         "number of requests, and is required for a node without transaction index: otherwise it confirms no reveals.",
     )
-    agree: IntegerField = Field(
+    agree: int = Field(
         2,
         ge=1,
         le=2,
         description="Number of nodes that must report a fact alike before the helper confirms, deletes or finally "
         "refuses a share. 1 believes every node: use it only while all other nodes are down for long.",
     )
-    chain_id: Text = Field("", description="Expected chain id. If empty, the id that enough nodes report is used.")
-    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Seconds between checks for a new block.")
-    stale_seconds: Number = Field(
+    chain_id: str = Field("", description="Expected chain id. If empty, the id that enough nodes report is used.")
+    poll_seconds: float = Field(1.0, ge=0.05, le=60, description="Seconds between checks for a new block.")
+    stale_seconds: float = Field(
         90,
         gt=0,
         le=3600,
         description="Age of a node's latest block, in seconds, from which the node is considered stale and not used.",
     )
-    clock_skew_seconds: Number = Field(
+    clock_skew_seconds: float = Field(
         120,
         gt=0,
         le=120,
         description="Maximum time in seconds by which this machine's clock may be behind the chain's; dispatch pauses "
         "above it. The limit in the other direction is stale_seconds.",
     )
-    timeout_seconds: Number = Field(
+    timeout_seconds: float = Field(
         10, gt=0, le=60, description="Timeout of a request to a node, in seconds. A reveal gets at least 75."
     )
 
@@ -308,23 +307,23 @@ class ProverSection(Section):
         description="Circuit generation of the chain: k10 for chain version 1.3.0 and later, k11 for earlier versions; "
         "auto detects it.",
     )
-    timeout_seconds: Number = Field(
+    timeout_seconds: float = Field(
         0,
         ge=0,
         le=86400,
         description="Timeout of a proof in seconds; 0 means 50 times the duration of the self-test, at least 60.",
     )
-    nice: IntegerField = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
-    require_verified: Switch = Field(
+    nice: int = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
+    require_verified: bool = Field(
         False,
         description="Start provers only if their native module matches a signed release. Requires "
         "release_manifest and allowed_signers.",
     )
-    release_manifest: Text = Field(
+    release_manifest: str = Field(
         "",
         description="Path of the release.json of the installed release, next to its SHA256SUMS and SHA256SUMS.sig.",
     )
-    allowed_signers: Text = Field(
+    allowed_signers: str = Field(
         "",
         description="Path of a file with the keys that may sign a release (ssh-keygen(1), ALLOWED SIGNERS). Obtain "
         "it independently of the release.",
@@ -334,7 +333,7 @@ class ProverSection(Section):
 class AdminSection(Section):
     """The admin API for validator onboarding."""
 
-    disable: Switch = Field(False, description="Do not serve /api.")
+    disable: bool = Field(False, description="Do not serve /api.")
     config_url: PinnedUrlText = Field(
         "",
         description="URL of the published voting configuration: of its static document, which names the signing keys "
@@ -346,7 +345,7 @@ class AdminSection(Section):
         description="Base URL at which wallets reach this helper. `svote-helper doctor` checks that it serves what "
         "wallets and the operators' tools request, and that the voting configuration lists it.",
     )
-    db_path: Text = Field(
+    db_path: str = Field(
         "",
         description="Path of the registration database; empty means "
         f"{ADMIN_DATABASE} in the directory of the queue database.",
@@ -360,9 +359,9 @@ class AdminSection(Section):
 class UiSection(Section):
     """The web page."""
 
-    enable: Switch = Field(False, description="Serve the page.")
-    dist_path: Text = Field("", description="Directory of the built page, read at start; empty means the bundled page.")
-    dev_pir_controls: Switch = Field(False, description="Show the controls of a PIR test service on the page.")
+    enable: bool = Field(False, description="Serve the page.")
+    dist_path: str = Field("", description="Directory of the built page, read at start; empty means the bundled page.")
+    dev_pir_controls: bool = Field(False, description="Show the controls of a PIR test service on the page.")
     precomputed_base_url: OptionalUrl = Field("", description="Base URL of the page's precomputed data.")
     chain_rest: OptionalUrl = Field(
         "",
@@ -374,7 +373,7 @@ class UiSection(Section):
         description="Public RPC URL of the chain for browser wallets. If empty, the first such URL in [chain] rpc is "
         "used.",
     )
-    chain_denom: Text = Field("usvote", description="The chain's staking denomination, for browser wallets.")
+    chain_denom: str = Field("usvote", description="The chain's staking denomination, for browser wallets.")
 
 
 class OperatorSection(Section):
@@ -385,12 +384,12 @@ class OperatorSection(Section):
         description="Bearer token of the event stream /shielded-vote/v1/events, which the queue page reads; empty "
         "disables it. The rest of the operator API is only on the control socket.",
     )
-    token_file: Text = Field(
+    token_file: str = Field(
         "",
         description="File whose first line is the token; an alternative to token. A systemd credential named "
         "operator-token is used automatically.",
     )
-    socket: Text = Field(
+    socket: str = Field(
         "", description="Path of the control socket; empty means helper.sock in the directory of the queue database."
     )
 
@@ -398,7 +397,7 @@ class OperatorSection(Section):
 class MetricsSection(Section):
     """Prometheus metrics."""
 
-    enable: Switch = Field(False, description="Serve /metrics.")
+    enable: bool = Field(False, description="Serve /metrics.")
     host: Host = Field("127.0.0.1", description="Listen address of the metrics server.")
     port: Port = Field(9464, description="Port of the metrics server; 0 selects a free port.")
 
@@ -406,7 +405,7 @@ class MetricsSection(Section):
 class GatewaySection(Section):
     """Chain gateway: serves the chain's API and the helper's under one base URL."""
 
-    enable: Switch = Field(
+    enable: bool = Field(
         True,
         description="Forward chain requests that arrive here to the nodes. If your proxy sends them to a node itself, "
         "none arrives, and this has no effect. With false, wallets at a base URL without such a proxy cannot vote.",
@@ -422,19 +421,17 @@ class S3Section(Section):
         "in the region.",
     )
     region: Host = Field("us-east-1", description="Region for request signatures.")
-    virtual_host: Switch = Field(
+    virtual_host: bool = Field(
         False,
         description="Use virtual-hosted-style requests (bucket name in the host name instead of the path).",
     )
-    credentials_file: Text = Field(
+    credentials_file: str = Field(
         "",
         description="Credentials file in AWS format ([default], aws_access_key_id, aws_secret_access_key). A systemd "
         "credential named s3-credentials is used automatically. Without a file, the environment (AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY) or the instance role is used.",
     )
-    timeout_seconds: Number = Field(
-        10, gt=0, le=60, description="Timeout of a request to the object store, in seconds."
-    )
+    timeout_seconds: float = Field(10, gt=0, le=60, description="Timeout of a request to the object store, in seconds.")
 
 
 class ArchiveSection(Section):
@@ -444,8 +441,8 @@ class ArchiveSection(Section):
         "",
         description="Location of the archive, such as s3://bucket/path; empty disables it.",
     )
-    check_seconds: Number = Field(60, ge=1, le=3600, description="Seconds between checks for new blocks.")
-    audit: Switch = Field(
+    check_seconds: float = Field(60, ge=1, le=3600, description="Seconds between checks for new blocks.")
+    audit: bool = Field(
         True, description="Audit each finished round from the archive, at low priority; the page shows the result."
     )
 
