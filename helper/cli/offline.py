@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def request_file(
 async def _request(
     database: Path, target: str, body: bytes | Iterable[bytes] | None, encryption: RowEncryption
 ) -> tuple[int, bytes]:
-    opened = _open_for_query(database, encryption) if body is None else _open_for_action(database, encryption)
-    async with opened as app:
+    async with _open(database, encryption, for_action=body is not None) as app:
         transport, no_timeout = httpx.ASGITransport(_as_this_user(app), raise_app_exceptions=False), httpx.Timeout(None)
         async with create_async_client(transport=transport, base_url="http://file", timeout=no_timeout) as client:
             if body is None:
@@ -60,27 +59,20 @@ async def _request(
 
 
 @asynccontextmanager
-async def _open_for_query(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
-    with acting_as_owner(database):
-        async with open_queue_file(database, encryption) as queue:
-            yield _create_app(queue)
-
-
-@asynccontextmanager
-async def _open_for_action(database: Path, encryption: RowEncryption) -> AsyncIterator[ASGIApp]:
-    with acting_as_owner(database):
-        store = SqliteStore(database, encryption=encryption)
-        await store.open()
-        try:
+async def _open(database: Path, encryption: RowEncryption, *, for_action: bool) -> AsyncIterator[ASGIApp]:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(acting_as_owner(database))
+        operations: OperatorActions | None = None
+        queue: QueueReader
+        if for_action:
+            queue = store = SqliteStore(database, encryption=encryption)
+            await store.open()
+            stack.push_async_callback(store.close)
             operations = OperatorActions(store=store, rounds=None, share_checks=circuits)
-            yield _create_app(store, operations)
-        finally:
-            await store.close()
-
-
-def _create_app(queue: QueueReader, operations: OperatorActions | None = None) -> ASGIApp:
-    read_rounds = partial(stored_rounds, queue, SystemClock())
-    return create_operator_app(queue, read_rounds, operations=operations, source="file")
+        else:
+            queue = await stack.enter_async_context(open_queue_file(database, encryption))
+        read_rounds = partial(stored_rounds, queue, SystemClock())
+        yield create_operator_app(queue, read_rounds, operations=operations, source="file")
 
 
 def _as_this_user(app: ASGIApp) -> ASGIApp:
