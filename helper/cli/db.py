@@ -394,7 +394,7 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
             refuse_locked(database)
     if not encrypt and not before.encrypted:
         raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
-    done: RewriteResult | None = None
+    done = RewriteResult(before.live, before.damaged)  # of --dry-run
     if not dry_run:
         verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
         lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
@@ -404,11 +404,11 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
     result = RewrittenFile(
         database=str(database),
         was_encrypted=before.encrypted,
-        encrypted=before.encrypted if done is None else encrypt,
-        live=before.live if done is None else done.live,
+        encrypted=before.encrypted if dry_run else encrypt,
+        live=done.live,
         confirmed=before.confirmed,
-        damaged=before.damaged if done is None else done.damaged,
-        erased=done is not None and done.is_erased,
+        damaged=done.damaged,
+        erased=done.is_erased,
     )
     change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
     emit(
@@ -416,7 +416,7 @@ def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry
         f"{database}: {change}, {result.live} live shares, {result.confirmed} confirmed",
         json=options.json,
     )
-    if done is None:
+    if dry_run:
         return
     if result.damaged:
         print_message(f"{result.damaged} damaged rows were deleted; the helper would not have used them")

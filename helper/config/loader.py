@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_origin
@@ -107,10 +108,7 @@ def load_valid_settings(path: Path | None, env: Mapping[str, str]) -> tuple[Load
         The settings, and every problem.
     """
     reader = _SettingsReader(path, env, {})
-    try:
-        config = reader.build_config()
-    except SettingsError as error:
-        config = reader.build_config_without(error.problems)
+    config = reader.build_valid_config()
     return Loaded(config, path, reader.all_origins()), tuple(reader.problems)
 
 
@@ -252,9 +250,11 @@ class _SettingsReader:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config
 
-    def build_config_without(self, problems: Sequence[Problem]) -> Config:
-        """Return the settings without the invalid keys, or the defaults if the remaining ones are invalid too."""
-        for setting in {problem.key for problem in problems} & self.values.keys():
+    def build_valid_config(self) -> Config:
+        """Return the settings without the invalid ones, or the defaults if the remaining ones are invalid too."""
+        with suppress(SettingsError):
+            return self.build_config()
+        for setting in {problem.key for problem in self.problems} & self.values.keys():
             del self.values[setting]
             del self.origins[setting]
         try:
