@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -22,6 +21,7 @@ import typer
 from helper.cli.command_inputs import read_queue_settings
 from helper.cli.conventions import QueueOptions
 from helper.clock import SystemClock
+from helper.config.sections import Config
 from helper.config.settings_file import is_missing
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, DaemonUnreachableError, HelperError, NotFound, UsageError
@@ -41,23 +41,21 @@ class OperatorApi:
     """Operator API of one queue.
 
     Attributes:
-        shared: the queue is in a shared database instead, which only a running helper can query.
-        key_file: the key file of an encrypted database, empty for none.
         is_named: `--db` names the database. The helper on the socket may then use another one in the same directory.
     """
 
-    socket: Path
-    database: Path
-    shared: bool = False
-    key_file: str = ""
+    settings: Config
     is_named: bool = False
 
     @classmethod
     def of(cls, options: QueueOptions) -> OperatorApi:
         """Create a client from the settings and the `--db` flag."""
-        settings, is_named = read_queue_settings(options), options.db is not None
-        shared = bool(settings.store.url) and not is_named
-        return cls(settings.socket_path, settings.db_path, shared, settings.store.key_file, is_named)
+        return cls(read_queue_settings(options), options.db is not None)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the queue is in a shared database instead of a file, so that only a running helper can query it."""
+        return bool(self.settings.store.url) and not self.is_named
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the response to a query. Empty parameters are left out.
@@ -83,48 +81,47 @@ class OperatorApi:
 
     def require_database(self) -> None:
         """Raise NotFound if this host has no database file."""
-        if self.shared:
+        no_helper = f"no helper is listening on {self.settings.socket_path}"
+        if self.is_shared:
             raise NotFound(
-                f"no helper is listening on {self.socket}, and the queue is in a shared database",
+                f"{no_helper}, and the queue is in a shared database",
                 advice="Run this on a host with a running helper; each can query the complete queue.",
             )
-        if is_missing(self.database):
-            raise NotFound(
-                f"no helper is listening on {self.socket}, and database {self.database} does not exist",
-                advice=_DATABASE_ADVICE,
-            )
+        if is_missing(self.settings.db_path):
+            raise NotFound(f"{no_helper}, and database {self.settings.db_path} does not exist", advice=_DATABASE_ADVICE)
 
     @property
     def may_use_socket(self) -> bool:
         """Whether the helper on the socket, if one runs, uses the database."""
-        return not self.is_named or is_locked(self.database)
+        return not self.is_named or is_locked(self.settings.db_path)
 
     def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
         parameters = urlencode({name: value for name, value in query.items() if value})
         target = f"{path}?{parameters}" if parameters else path
-        timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
+        timeout, socket = QUERY_SECONDS if body is None else ACTION_SECONDS, self.settings.socket_path
         if not self.may_use_socket:
             return self._request_file(target, body)
         try:
             if body is not None:  # the timeout of an action is too long to notice that the helper hangs
-                request_control_socket(self.socket, "/readyz", timeout=QUERY_SECONDS)
-            status, content = request_control_socket(self.socket, target, body, timeout=timeout)
+                request_control_socket(socket, "/readyz", timeout=QUERY_SECONDS)
+            status, content = request_control_socket(socket, target, body, timeout=timeout)
         except DaemonNotRunningError:
             return self._request_file(target, body)
         except DaemonUnresponsiveError as error:
-            raise DaemonUnreachableError(f"the helper on {self.socket} does not respond: {error}") from error
+            raise DaemonUnreachableError(f"the helper on {socket} does not respond: {error}") from error
         return _result(status, content, by_daemon=True)
 
     def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
         self.require_database()
-        if not os.access(self.database, os.R_OK if body is None else os.R_OK | os.W_OK):
-            raise PermissionError(f"no permission to {'read' if body is None else 'change'} {self.database}")
-        if self.database.is_file() and not self.database.stat().st_size:
-            raise NotFound(f"{self.database} is an empty file, not a queue", advice=_DATABASE_ADVICE)
+        database = self.settings.db_path
+        if not os.access(database, os.R_OK if body is None else os.R_OK | os.W_OK):
+            raise PermissionError(f"no permission to {'read' if body is None else 'change'} {database}")
+        if database.is_file() and not database.stat().st_size:
+            raise NotFound(f"{database} is an empty file, not a queue", advice=_DATABASE_ADVICE)
         # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
         from helper.cli.offline import request_file  # noqa: PLC0415
 
-        return _result(*request_file(self.database, target, body, key_file=self.key_file), by_daemon=False)
+        return _result(*request_file(database, target, body, key_file=self.settings.store.key_file), by_daemon=False)
 
 
 class _DaemonObject(dict[str, Any]):

@@ -14,11 +14,7 @@ from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import typer
 
-from helper.cli.command_inputs import (
-    PassphraseOption,
-    read_passphrase,
-    read_queue_settings,
-)
+from helper.cli.command_inputs import PassphraseOption, read_passphrase
 from helper.cli.conventions import (
     DryRunOption,
     ExitCode,
@@ -180,15 +176,14 @@ def export(
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    settings = read_queue_settings(options)
     api, refs = OperatorApi.of(options), [operator_parameters.parse_ref(ref) for ref in shares or []]
     harden_process()
     filter_query = selection.to_query(api)
-    if api.shared:
+    if api.is_shared:
         api.get("/rounds")  # only a running helper can record the export
     else:
         api.require_database()
-    with closing(create_endpoint(SQLITE_ENGINE if options.db else None, settings, SystemClock())) as source:
+    with closing(create_endpoint(SQLITE_ENGINE if options.db else None, api.settings, SystemClock())) as source:
         source.connect_read_only()
         queue = ExportedQueue(source, operator_parameters.parse_filter(filter_query), refs)
         number = sum(1 for _ in queue.read())

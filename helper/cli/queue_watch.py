@@ -260,7 +260,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.OK) from None
     except PermissionError:
-        fail(f"no permission to use {api.socket}", ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {api.settings.socket_path}", ExitCode.NOT_AUTHORISED)
     except BrokenPipeError:
         discard_output()
         raise typer.Exit(ExitCode.OK) from None
@@ -279,8 +279,8 @@ def stream_states(api: OperatorApi) -> Iterator[dict[str, Any]]:
         reason = "the helper ended the stream"
         try:
             if not api.may_use_socket:
-                raise DaemonNotRunningError(f"no helper is running on {api.database}")
-            for line in stream_control_socket(api.socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS):
+                raise DaemonNotRunningError(f"no helper is running on {api.settings.db_path}")
+            for line in stream_control_socket(api.settings.socket_path, "/events", timeout=SILENCE_TIMEOUT_SECONDS):
                 # server-sent events, each on one line
                 if line.startswith(_DATA_PREFIX) and isinstance(
                     state := jsonlib.loads(line[len(_DATA_PREFIX) :]), dict

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helper.cli.operator_api import OperatorApi, Selection, parse_due_before
 from helper.cli.queue import print_stats
+from helper.config.sections import Config
 from helper.errors import NotFound, UsageError
 
 NOW = 1_795_268_000.7
 ROUNDS = ("3fa2c9d1" + "0" * 56, "3fa2c9d1" + "1" * 56, "77ffee00" * 8)
-API = OperatorApi(Path("helper.sock"), Path("queue.db"))
+API = OperatorApi(Config())
 
 
 @pytest.fixture(autouse=True)

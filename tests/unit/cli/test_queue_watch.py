@@ -28,6 +28,7 @@ from helper.cli.queue_watch import (
     pipe_cells,
     stream_states,
 )
+from helper.config.sections import Config, HelperSection
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,
@@ -184,7 +185,7 @@ def test_render_state_as_cells() -> None:
 
 # The event stream
 
-HELPER = OperatorApi(Path("helper.sock"), Path("queue.db"))
+HELPER = OperatorApi(Config())
 
 
 class FakeFeed:
@@ -243,8 +244,8 @@ def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pyte
 def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     replace_sleep(monkeypatch, slept.append)
-    stream = stream_states(OperatorApi(tmp_path / "none.sock", tmp_path / "queue.db"))
-    lost = {"event": "gone", "reason": f"no helper is listening on {tmp_path}/none.sock"}
+    stream = stream_states(OperatorApi(Config(helper=HelperSection(db_path=str(tmp_path / "queue.db")))))
+    lost = {"event": "gone", "reason": f"no helper is listening on {tmp_path}/helper.sock"}
     assert list(itertools.islice(stream, 3)) == [lost] * 3
     assert len(slept) == 2
 
