@@ -52,17 +52,16 @@ The others wait here, where they count. Without this limit, 4,000 clients that r
 330 MB of the kernel. It does not limit what is on its way to a client.
 """
 
-LINGER_SECONDS: Final = 3.0
+DRAIN_SECONDS: Final = 3.0
 """Seconds in which the rest of a body is discarded after a response that closes the connection.
 
 Closing with bytes unread resets the connection, and the client may lose the response. Allows for bytes that are on
 their way over a slow connection.
 """
-
-
-DRAIN_SECONDS: Final = 1.0
-DRAIN_BYTES: Final = 4 << 20
-"""Limits for discarding what arrives after a response or a refusal, so that the client can read it."""
+LINGER_SECONDS: Final = 1.0
+"""Seconds in which what arrives after a refusal is discarded, so that the client can read the refusal."""
+MAX_DISCARDED_BYTES: Final = 4 << 20
+"""Maximum number of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,13 +45,14 @@ defaults. A connection is closed
 |            | server stops, or the client has closed its sending side              |                             |
 | DRAINING   | the rest of the body has come, and the response says close, or the   | the response                |
 |            | server stops; the body is invalid, cut off by the client, larger     |                             |
-|            | than `DRAIN_BYTES` (4 MiB), or incomplete `head_seconds` (8.5 s)     |                             |
-|            | after the response (`LINGER_SECONDS`, 3 s, if that says close); the  |                             |
-|            | connection is evicted                                                |                             |
+|            | than `MAX_DISCARDED_BYTES` (4 MiB), or incomplete `head_seconds`     |                             |
+|            | (8.5 s) after the response (`DRAIN_SECONDS`, 3 s, if that says       |                             |
+|            | close); the connection is evicted                                    |                             |
 | IDLE       | no request begins within `keep_alive_seconds` (30 s) of the latest   | nothing more                |
 |            | response; it is evicted; the client closes its sending side; the     |                             |
 |            | server stops                                                         |                             |
-| LINGERING  | the client closes; after `DRAIN_SECONDS` (1 s) or `DRAIN_BYTES`      | the refusal that began it   |
+| LINGERING  | the client closes; after `LINGER_SECONDS` (1 s) or                   | the refusal that began it   |
+|            | `MAX_DISCARDED_BYTES`                                                |                             |
 
 To evict is to close a connection because there are too many, or because incomplete requests take too much memory. For a
 place, the slowest go first (idle ones before all others, those of proxies last), none within `eviction_seconds` (4 s)
@@ -93,10 +94,10 @@ from helper.core.refusals import Refusal, Situation, attempt_token, find_refusal
 from helper.core.text_forms import Network, is_in_networks, parse_address
 from helper.errors import ClientLeft
 from helper.server.connection_limits import (
-    DRAIN_BYTES,
     DRAIN_SECONDS,
     KERNEL_UNSENT_BYTES,
     LINGER_SECONDS,
+    MAX_DISCARDED_BYTES,
     MAX_HELD_BYTES,
     READ_BYTES,
     RECEIVE_BUFFER_BYTES,
@@ -723,7 +724,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         else:  # the body may be on its way even if the client awaits a 100 response
             self.move(State.DRAINING)
             self.is_idle = True  # for the evictor: the client has its response
-            self._discard(self.listener.limits.head_seconds if request.head.keep_alive else LINGER_SECONDS)
+            self._discard(self.listener.limits.head_seconds if request.head.keep_alive else DRAIN_SECONDS)
 
     def _end_request(self) -> bool:
         """Wait for the next request, or close. Returns whether the connection stays open."""
@@ -821,13 +822,13 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self._end(State.LINGERING)
             with contextlib.suppress(OSError):  # the client has left, which is not noticed while nothing is read
                 self.transport.write_eof()
-            self._discard(DRAIN_SECONDS)
+            self._discard(LINGER_SECONDS)
         else:
             self._close()
 
     def _discard(self, seconds: float) -> None:
         """Discard input for some time, up to some size."""
-        self._discardable_bytes = DRAIN_BYTES
+        self._discardable_bytes = MAX_DISCARDED_BYTES
         self.started_at = self._loop.time()  # the client has time to read the response
         self._set_deadline(self.started_at + seconds)
         self.listener.evictor.clear_pending(self)

@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from helper.server.connection_limits import (
-    DRAIN_BYTES,
     IDLE_SECONDS,
     MAX_BODY_PIECES,
+    MAX_DISCARDED_BYTES,
     MAX_TARGET_BYTES,
     READ_BYTES,
     ConnectionLimits,
@@ -522,7 +522,7 @@ async def test_body_after_its_response_is_discarded_up_to_a_limit(port: int, fra
             sent += len(chunk)
     client.writer.close()
     # The buffers of both sockets and of the client hold several megabytes.
-    assert DRAIN_BYTES // 2 < sent < 32 << 20
+    assert MAX_DISCARDED_BYTES // 2 < sent < 32 << 20
 
 
 def test_client_has_time_to_read_a_response_before_its_body_is_complete() -> None:

@@ -56,7 +56,7 @@ def impatient_reader() -> BodyReader:
 @pytest.mark.rule("N3", "N4", "W8")
 @pytest.mark.parametrize("path", [SHARES_PATH, *POST_PATHS])
 async def test_slow_body_of_attempt_gets_its_receipt(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("helper.server.protocol.DRAIN_SECONDS", 0.01)
     async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
             response = await post_stalled_body(harness.wallets.edge, path, TOKEN)
@@ -77,7 +77,7 @@ async def test_slow_body_of_attempt_gets_its_receipt(path: str, monkeypatch: pyt
 async def test_slow_body_without_valid_token_is_503(
     path: str, values: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("helper.server.protocol.DRAIN_SECONDS", 0.01)
     async with running_gateway(body_reader=impatient_reader()) as harness:
         with capture_logs() as logs:
             response = await post_stalled_body(harness.wallets.edge, path, *values)
@@ -144,7 +144,7 @@ async def test_receipt_is_read_by_a_client_that_is_still_sending() -> None:
 
 
 async def test_connection_after_a_receipt_is_closed_if_the_body_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.server.protocol.LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("helper.server.protocol.DRAIN_SECONDS", 0.1)
     server = Server(WalletApp(body_reader=BodyReader(timeout_seconds=0.1)).edge)
     async with count_served(server) as port:
         client = await RawClient.connect(port, build_head(f"{HEADER}: {TOKEN}", "Content-Length: 60000"))

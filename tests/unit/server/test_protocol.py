@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import helper
 from helper.core.refusals import Refusal
 from helper.server import connection_limits, listening, protocol
-from helper.server.connection_limits import DRAIN_BYTES, ConnectionLimits
+from helper.server.connection_limits import MAX_DISCARDED_BYTES, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import Server
 from helper.server.protocol import TRANSITIONS, Connection, Request, State
@@ -166,8 +166,8 @@ async def drain(wire: Wire) -> None:
 
 
 async def drain_too_much(wire: Wire) -> None:
-    await wire.deliver(POST.replace(b"4", b"%d" % (DRAIN_BYTES + 9)) % b"")
-    await wire.deliver(b"x" * (DRAIN_BYTES + 1))
+    await wire.deliver(POST.replace(b"4", b"%d" % (MAX_DISCARDED_BYTES + 9)) % b"")
+    await wire.deliver(b"x" * (MAX_DISCARDED_BYTES + 1))
 
 
 async def linger(wire: Wire) -> None:
