@@ -175,10 +175,9 @@ def backup(
     options: QueueOptions,
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
+    _refuse_two_keys(recipient, passphrase_file)
     harden_process()
     database, encryption = _find_database(options)
-    if recipient and passphrase_file is not None:
-        fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
     with take_snapshot(database, SystemClock(), encryption) as snapshot:
         _write_backup(snapshot, output, passphrase, recipient or [], replace=force)
@@ -270,6 +269,7 @@ def migrate(
     """
     if (backup is None) != no_backup:
         fail("use --backup FILE or --no-backup", ExitCode.USAGE)
+    _refuse_two_keys(recipient, passphrase_file)
     require_confirmation(yes=yes)
     harden_process()
     database, encryption = _find_database(options)
@@ -345,6 +345,11 @@ def _find_database(
     if must_exist and is_missing(settings.db_path):
         fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
     return settings.db_path, read_file_encryption(settings.store.key_file)
+
+
+def _refuse_two_keys(recipient: list[str] | None, passphrase_file: Path | None) -> None:
+    if recipient and passphrase_file is not None:
+        fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
 
 
 def read_new_passphrase(file: Path | None) -> str:

@@ -129,6 +129,7 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
         (("backup", "--output", "b.age", "--passphrase-file", "short"), 2, "shorter than 12"),
         (("backup", "--output", "b.age", "--passphrase-file", "nowhere"), 5, "nowhere"),
         (("backup", "--output", "b.age", "--recipient", "age1x", "--passphrase-file", "short"), 2, "not both"),
+        (("migrate", "--backup", "b.age", "--recipient", "age1x", "--passphrase-file", "short"), 2, "not both"),
         (("backup", "--output", "b.age", "--recipient", "age1x"), 1, "recipients"),
         (("backup", "--output", "queue.db", "--passphrase-file", "passphrase"), 1, "exists already"),
         (("backup", "--output", "queue.db", "--passphrase-file", "passphrase", "--force"), 1, "not a backup or export"),
