@@ -23,8 +23,8 @@ from bench.fill_database import generate_shares, open_existing_database, transac
 from helper.chain.reveal_transaction import RevealMessage
 from helper.reveal import send_policy
 from helper.store.messages import mark_sending, prepare, record_outcome
-from helper.store.models import PreparedReveal
 from helper.store.shares import EnqueueOperation, claim_due
+from helper.store.table_rows import RevealRow
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
@@ -56,7 +56,8 @@ def insert_prepared_shares(path: Path, round_id: bytes, first: int, last: int, h
                     round_id=round_id,
                     anchor_height=height,
                 )
-                prepare(tx, queued.id, PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height))
+                row = RevealRow(queued.id, message.to_tx(), message.tx_hash(), height, "k10", height)
+                prepare(tx, queued.id, row)
     return [queued.id for queued in claimed]
 
 

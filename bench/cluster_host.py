@@ -37,9 +37,8 @@ from helper.reveal.revealer import ProofTimes
 from helper.reveal.sender import Sender
 from helper.store import blocks, messages
 from helper.store.keyring import Keyring
-from helper.store.models import PreparedReveal
 from helper.store.postgres.store import PostgresStore
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import RevealRow, ShareRow
 from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))
@@ -111,7 +110,7 @@ def open_store(address: str, schema: str, host: str) -> PostgresStore:
     return PostgresStore(address, keyring=Keyring([b"s" * 32]), host=host, schema=schema)
 
 
-def create_message(queued: ShareRow) -> PreparedReveal:
+def create_message(queued: ShareRow) -> RevealRow:
     """Create a message of realistic length."""
     message = RevealMessage(
         nullifier=queued.nullifier,
@@ -122,7 +121,7 @@ def create_message(queued: ShareRow) -> PreparedReveal:
         round_id=ROUND_ID,
         anchor_height=100,
     )
-    return PreparedReveal(message.to_tx(), message.tx_hash(), anchor_height=100, circuit="k10", height=101)
+    return RevealRow(queued.id, message.to_tx(), message.tx_hash(), anchor_height=100, circuit="k10", height=101)
 
 
 class FakeRevealer:

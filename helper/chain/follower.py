@@ -28,8 +28,8 @@ from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainUnavailable, HelperError
 from helper.store import blocks
 from helper.store.ledger import BlockRange, Ledger, add_range, count_heights, find_unread, is_read, next_heights
-from helper.store.messages import NO_LIMIT
-from helper.store.models import SentReveal, SpentNullifier
+from helper.store.messages import NO_LIMIT, SentReveal
+from helper.store.models import SpentNullifier
 from helper.store.store import Store
 
 MAX_START_WAIT_SECONDS: Final = 3.0
@@ -82,7 +82,7 @@ async def _is_spent(node: Node, reveal: SentReveal, *, is_rpc: bool) -> bool:
     if is_rpc:
         assert node.rpc is not None
         return await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
-    result = await node.client.tx(reveal.prepared.tx_hash)
+    result = await node.client.tx(reveal.row.tx_hash)
     return result is not None and shows_spent(result)
 
 
@@ -374,7 +374,7 @@ class BlockFollower:
         )
         # Before anything is sent again: a new proof is another transaction.
         confirmed = await self._confirm(
-            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
+            lambda reveal: reveal.row.last_outcome != Verdict.UNAVAILABLE.name, must_respond=True
         )
         self._report_confirmed(confirmed)
         await self.store.run(blocks.give_up_blocks, height)
@@ -399,7 +399,7 @@ class BlockFollower:
         after = 0
         while page := await self.store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after, sent_by=sent_by):
             after = page[-1].share_id
-            selected = [reveal for reveal in page if reveal.sends and is_selected(reveal)]
+            selected = [reveal for reveal in page if reveal.row.sends and is_selected(reveal)]
             counted = await self._find_counted(selected, must_respond=must_respond)
             if counted:
                 confirmed += await self.store.run(blocks.add_spent, counted)
@@ -419,7 +419,7 @@ class BlockFollower:
         def is_late(reveal: SentReveal) -> bool:
             known = self.rounds.get(reveal.round_id)
             has_ended = known is not None and now is not None and known.vote_end_time <= now
-            return has_ended or reveal.last_outcome == Verdict.SPENT.name
+            return has_ended or reveal.row.last_outcome == Verdict.SPENT.name
 
         return await self._confirm(is_late, sent_by=height - CHECK_INTERVAL_BLOCKS)
 

@@ -19,7 +19,7 @@ from helper.core.text_forms import clean_text
 from helper.errors import ExportFileError, ShareRefused
 from helper.ingest.validator import CheckedShare, Checks, checked_share
 from helper.store.exported_shares import ExportedShare, ValidatedShare
-from helper.store.models import HistoryEntry, PreparedReveal
+from helper.store.models import HistoryEntry
 from helper.store.table_rows import MAX_NOTE_CHARS, MAX_STAGE_CHARS, RevealRow
 from proofs import ProofsError
 
@@ -171,5 +171,4 @@ def _parse_reveal(parsed: _Reveal, checked: CheckedShare) -> RevealRow:
     )
     if parsed.message != expected.to_tx():
         raise ExportFileError("a message does not belong to its share, or is not canonically encoded")
-    prepared = PreparedReveal(parsed.message, message.tx_hash(), parsed.anchor_height, parsed.circuit, parsed.height)
-    return RevealRow.of(prepared, parsed.sends, first, last, parsed.last_endpoint, parsed.last_outcome)
+    return RevealRow(share_id=0, tx_hash=message.tx_hash(), **parsed.model_dump())

@@ -32,7 +32,8 @@ from helper.store import rounds as round_operations
 from helper.store.audit_log import Actor
 from helper.store.exported_shares import ExportedShare, ImportedShare, ImportResult, RowVersion, ValidatedShare
 from helper.store.ledger import Ledger, Rescan, count_heights, find_unread
-from helper.store.models import QueueFilter, SentReveal, SpentNullifier, StoredRound
+from helper.store.messages import SentReveal
+from helper.store.models import QueueFilter, SpentNullifier, StoredRound
 from helper.store.shares import retry_failed
 from helper.store.store import Store
 from helper.store.table_rows import CHAIN_ID_KEY
@@ -380,18 +381,8 @@ def _sent_message(exported: ExportedShare, nullifier: bytes) -> SentReveal | Non
     reveal = exported.reveal
     if reveal is None or not reveal.sends:
         return None
-    return SentReveal(
-        share_id=0,  # not stored yet
-        round_id=exported.share.round_id,
-        nullifier=nullifier,
-        prepared=reveal.prepared,
-        sends=reveal.sends,
-        first_sent_height=reveal.first_sent_height,
-        last_sent_height=reveal.last_sent_height,
-        last_endpoint=reveal.last_endpoint,
-        last_outcome=reveal.last_outcome,
-        due_ms=max(exported.due_ms, exported.share.submit_at * 1000),
-    )
+    due_ms = max(exported.due_ms, exported.share.submit_at * 1000)
+    return SentReveal(reveal, exported.share.round_id, nullifier, due_ms=due_ms)
 
 
 def _validate_line(share_checks: Checks, rounds: RoundsById, line: bytes) -> ValidatedShare | None:

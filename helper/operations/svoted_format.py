@@ -23,7 +23,6 @@ from helper.core.share import Share, ShareState, share_from_payload, share_to_pa
 from helper.errors import ExportFileError
 from helper.operations.export_format import MAX_SHARES, ExportHeader, encode_header, encode_share_line
 from helper.store.exported_shares import ExportedShare
-from helper.store.models import PreparedReveal
 from helper.store.table_rows import RevealRow
 
 READABLE_VERSIONS: Final = (1, 2)
@@ -174,7 +173,7 @@ def _convert_row(content: Any, round_id: bytes, exported_at: int) -> bytes | Non
             due_ms=max(row.submit_at, share.submit_at) * 1000,
             attempts=row.attempts,
             crashes=0,
-            proved_height=None if pending is None else pending.prepared.height,
+            proved_height=None if pending is None else pending.height,
             stage=SVOTED_STAGE if failed else "accepted",
             note="failed in svoted's helper" if failed else "",
             reveal=pending,
@@ -208,8 +207,17 @@ def _read_pending(content: Any, share: Share) -> RevealRow | None:
         anchor_height=reveal.vote_comm_tree_anchor_height,
     )
     since = pending.since_height
-    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), message.anchor_height, circuit.name, since)
-    return RevealRow.of(prepared, 1 + pending.rebroadcast_count, since, since, None, None)
+    return RevealRow(
+        share_id=0,
+        message=message.to_tx(),
+        tx_hash=message.tx_hash(),
+        anchor_height=message.anchor_height,
+        circuit=circuit.name,
+        height=since,
+        sends=1 + pending.rebroadcast_count,
+        first_sent_height=since,
+        last_sent_height=since,
+    )
 
 
 def encode_svoted_export(shares: Sequence[ExportedShare], *, vote_end_time: int, exported_at: int) -> bytes:

@@ -25,9 +25,9 @@ from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.prover_pool import ProverPool
 from helper.store import messages, shares
-from helper.store.models import PreparedReveal, SentReveal
+from helper.store.messages import SentReveal
 from helper.store.store import Store
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import RevealRow, ShareRow
 from proofs import Proved
 
 log = structlog.get_logger("helper.reveal")
@@ -284,7 +284,7 @@ class Revealer:
     async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:
         await self.attempts.spend_attempt(queued.id, queued, "proof", reason)
 
-    def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proved) -> PreparedReveal:
+    def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proved) -> RevealRow:
         fields = get_generation(circuit).get_reveal_fields(queued.share)
         message = RevealMessage(
             nullifier=queued.nullifier,
@@ -296,7 +296,8 @@ class Revealer:
             anchor_height=anchor.height,
         )
         head = self.node_pool.head
-        return PreparedReveal(
+        return RevealRow(
+            share_id=queued.id,
             message=message.to_tx(),
             tx_hash=message.tx_hash(),
             anchor_height=anchor.height,

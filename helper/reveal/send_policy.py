@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from helper.chain.broadcast_outcome import MESSAGE_REFUSALS, BroadcastOutcome, Verdict
 from helper.chain.node import NO_PENALTY, Penalty
 from helper.chain.node_pool import RESEND_SECONDS
-from helper.store.models import SentReveal
+from helper.store.messages import SentReveal
 
 INCLUSION_WAIT_BLOCKS: Final = 3
 """Blocks to wait for the inclusion of an accepted message before it is resent."""
@@ -152,10 +152,10 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
     reason = _reason_to_prove(reveal, process, head, has_new_block=any(node.has_turn for node in nodes))
     if reason:
         return ProveAnew(reason)
-    first, last = reveal.first_sent_height, reveal.last_sent_height
-    if reveal.sends and first is not None and last is not None:
+    first, last = reveal.row.first_sent_height, reveal.row.last_sent_height
+    if reveal.row.sends and first is not None and last is not None:
         is_spent = is_spent_everywhere(nodes)
-        height = decide_height(first=first, last=last, outcome=reveal.last_outcome, is_spent=is_spent)
+        height = decide_height(first=first, last=last, outcome=reveal.row.last_outcome, is_spent=is_spent)
         ended_at = now if process.ended_at is None else process.ended_at
         until = ended_at + max(RESEND_SECONDS * (6 if is_spent else 1), STUCK_HEIGHT_SECONDS if head > last else 0.0)
         # A height that is not above that of the last send says nothing, unless the chain stands: one may be false. One
@@ -169,11 +169,11 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
 
 def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, has_new_block: bool) -> str:
     """Why a share needs a new proof, "" if it does not."""
-    outcome, first, last = reveal.last_outcome, reveal.first_sent_height, reveal.last_sent_height
-    is_refused = not reveal.sends or (outcome == Verdict.BAD_PROOF.name and not process.is_disputed)
+    outcome, first, last = reveal.row.last_outcome, reveal.row.first_sent_height, reveal.row.last_sent_height
+    is_refused = not reveal.row.sends or (outcome == Verdict.BAD_PROOF.name and not process.is_disputed)
     if process.is_circuit_refused and is_refused:
-        return f"the chain refuses {reveal.prepared.circuit} proofs"
-    if not reveal.sends or first is None or last is None or outcome == _SPENT:
+        return f"the chain refuses {reveal.row.circuit} proofs"
+    if not reveal.row.sends or first is None or last is None or outcome == _SPENT:
         return ""  # a spent nullifier stays spent: a new proof would be refused too
     age = process.now - process.began_at
     if age < min_message_seconds(process):
@@ -234,7 +234,7 @@ def is_disputed(reveal: SentReveal, verdicts: Collection[Verdict], needed: int) 
     A new proof is of use only if the report is false. If enough nodes have accepted or refused the message, it is.
     """
     checked = sum(verdict is Verdict.ACCEPTED or verdict in MESSAGE_REFUSALS for verdict in verdicts)
-    return Verdict.SPENT in verdicts and reveal.last_outcome in _CHECKED_OUTCOMES and checked < needed
+    return Verdict.SPENT in verdicts and reveal.row.last_outcome in _CHECKED_OUTCOMES and checked < needed
 
 
 def is_spent_everywhere(nodes: Iterable[NodeFacts]) -> bool:

@@ -40,7 +40,7 @@ from helper.reveal.prover_pool import ProverPool
 from helper.reveal.revealer import AttemptBudget
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
 from helper.store import messages, shares
-from helper.store.models import SentReveal
+from helper.store.messages import SentReveal
 from helper.store.store import Store
 from proofs import CircuitError
 
@@ -200,7 +200,7 @@ class Sender:
 
     async def _follow_up(self, reveal: SentReveal) -> Wait | None:
         """Carry out the next step of a reveal; one at a time until the chain has accepted its circuit."""
-        circuit = reveal.prepared.circuit
+        circuit = reveal.row.circuit
         if self.circuits.is_unproven(circuit) and isinstance(self._decide(reveal), Send):
             try:
                 async with asyncio.timeout(TRIAL_WAIT_SECONDS):
@@ -216,7 +216,7 @@ class Sender:
 
     async def _carry_out(self, reveal: SentReveal) -> Wait | None:
         """Send a reveal to the first node that takes it, or requeue its share. Returns how long the share waits."""
-        message, sent = RevealMessage.from_tx(reveal.prepared.message), reveal
+        message, sent = RevealMessage.from_tx(reveal.row.message), reveal
         for _ in range(1 + len(self.node_pool.nodes)):
             step, head = self._decide(reveal), self.node_pool.head
             if isinstance(step, ProveAnew):
@@ -226,8 +226,8 @@ class Sender:
             node = next(node for node in self.node_pool.nodes if node.name == step.node)
             if step.is_probe and not await self._is_ready(node, reveal.round_id):
                 continue
-            height = max(head.height, reveal.last_sent_height or 0)  # if false, time permits the next send
-            first = height if reveal.first_sent_height is None else reveal.first_sent_height
+            height = max(head.height, reveal.row.last_sent_height or 0)  # if false, time permits the next send
+            first = height if reveal.row.first_sent_height is None else reveal.row.first_sent_height
             decide_height = send_policy.decide_height(first=first, last=height, outcome=None)
             if not self._may_send(reveal.share_id) or not await self.store.run(
                 messages.mark_sending,
@@ -239,16 +239,17 @@ class Sender:
                 return None
             if not self._may_send(reveal.share_id):
                 return None  # the lease ended meanwhile; the next holder treats it as a lost response
-            sent = replace(sent, sends=sent.sends + 1, first_sent_height=first, last_sent_height=height)
+            row = sent.row._replace(sends=sent.row.sends + 1, first_sent_height=first, last_sent_height=height)
+            sent = replace(sent, row=row)
             if await self._send_to(node, sent, message) or not self._is_current(reveal.share_id):
                 return Wait(self.clock.monotonic() + RESEND_SECONDS, decide_height)
         return Wait(self.clock.monotonic() + send_policy.RECHECK_SECONDS, 0)
 
     def _decide(self, reveal: SentReveal) -> send_policy.Step:
         now, head, state = self.clock.monotonic(), self.node_pool.head, self._states.get(reveal.share_id)
-        state.use_message(reveal.prepared.tx_hash)
+        state.use_message(reveal.row.tx_hash)
         ended_at = state.ended_at
-        if ended_at is None and (reveal.sends or not reveal.is_first_message):
+        if ended_at is None and (reveal.row.sends or not reveal.is_first_message):
             ended_at = self._sending_since  # it may have been sent before: it waits for a block produced since
         process = ProcessFacts(
             now=now,
@@ -259,7 +260,7 @@ class Sender:
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
             seconds_left=self.attempts.seconds_left(reveal.round_id),
-            is_circuit_refused=self.circuits.is_outdated(reveal.prepared.circuit, reveal.share_id),
+            is_circuit_refused=self.circuits.is_outdated(reveal.row.circuit, reveal.share_id),
             sent_before=state.sent_before,
             is_disputed=send_policy.is_disputed(reveal, state.verdicts.values(), self.node_pool.needed),
         )
@@ -273,8 +274,8 @@ class Sender:
         has_other = any(node.name not in tried and not node.penalty.is_held(now) for node in usable)
         is_turn_over = has_other and state.sends_in_a_row >= send_policy.MAX_SENDS_IN_A_ROW
         enough = 1 if is_turn_over and len(usable) <= pool.needed else pool.needed
-        sent_at = state.sent_at or {reveal.last_endpoint or "": 0.0}
-        circuit_refusers = self.circuits.refusers.get(reveal.prepared.circuit, ())
+        sent_at = state.sent_at or {reveal.row.last_endpoint or "": 0.0}
+        circuit_refusers = self.circuits.refusers.get(reveal.row.circuit, ())
         return [
             NodeFacts(
                 node.name,
@@ -323,7 +324,7 @@ class Sender:
         with another root has said nothing, and the next proof of the share is for its root, if its tree has the leaf:
         the circuit is kept once for its sake.
         """
-        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
+        circuit, state = reveal.row.circuit, self._states.get(reveal.share_id)
         refusers = self.circuits.refusers.get(circuit, set())
         usable = {node.name for node in self.node_pool.usable_nodes}
         before, state.spared_for = state.spared_for, (state.other_roots & usable) - refusers
@@ -337,7 +338,7 @@ class Sender:
         Args:
             found_by: the node that reports a block in which the proof was refused.
         """
-        circuit, head = reveal.prepared.circuit, self.node_pool.head
+        circuit, head = reveal.row.circuit, self.node_pool.head
         verdicts = self._states.get(reveal.share_id).verdicts
         needed = min(self.node_pool.needed, len(self.node_pool.usable_nodes))
         if not send_policy.is_disputed(reveal, verdicts.values(), self.node_pool.needed):
@@ -354,11 +355,11 @@ class Sender:
         The number of sends in `reveal` includes this one.
         """
         state = self._states.get(reveal.share_id)
-        if reveal.sends == 1:
+        if reveal.row.sends == 1:
             self.stats.count("broadcast")
             if reveal.is_first_attempt:
                 self.stats.lateness_broadcast.add_sample(self.clock.now() - reveal.due_ms / 1000)
-        state.start_send(reveal.prepared.tx_hash, node.name, self.clock.monotonic())
+        state.start_send(reveal.row.tx_hash, node.name, self.clock.monotonic())
         call = SendCall(node, message, self.clock)
         outcome = await call.wait()
         if outcome is None:
@@ -393,13 +394,13 @@ class Sender:
             self.stats.count(f"answer_{outcome.verdict.name.lower()}")
 
             async def apply(latest: SentReveal) -> Wait | None:
-                if (latest.sends, latest.prepared.tx_hash) == (reveal.sends, reveal.prepared.tx_hash):
+                if (latest.row.sends, latest.row.tx_hash) == (reveal.row.sends, reveal.row.tx_hash):
                     await self._apply_outcome(latest, outcome, call.node)
                 return None
 
             if self.lease.is_held and self.lease.fence == fence:
                 if outcome.verdict is Verdict.ACCEPTED:
-                    self.circuits.record_accepted(reveal.prepared.circuit, call.node.name)
+                    self.circuits.record_accepted(reveal.row.circuit, call.node.name)
                 await self._run_exclusively(reveal.share_id, apply)
         except Exception as error:
             log_error(log, "late_response_failed", error)
@@ -424,7 +425,7 @@ class Sender:
             # The root, or its height, is the word of another node: this refusal says nothing about the share.
             if outcome.verdict is Verdict.BAD_PROOF:
                 state = self._states.get(reveal.share_id)
-                state.use_message(reveal.prepared.tx_hash)
+                state.use_message(reveal.row.tx_hash)
                 state.other_roots.add(node.name)
             outcome = replace(outcome, verdict=Verdict.BEHIND)
         await self._record_outcome(reveal, outcome.verdict, node)
@@ -436,13 +437,13 @@ class Sender:
 
     async def _record_outcome(self, reveal: SentReveal, verdict: Verdict, node: Node) -> None:
         state = self._states.get(reveal.share_id)
-        state.use_message(reveal.prepared.tx_hash)
+        state.use_message(reveal.row.tx_hash)
         state.verdicts[node.name] = verdict
-        assert reveal.first_sent_height is not None
-        assert reveal.last_sent_height is not None
+        assert reveal.row.first_sent_height is not None
+        assert reveal.row.last_sent_height is not None
         height = send_policy.decide_height(
-            first=reveal.first_sent_height,
-            last=reveal.last_sent_height,
+            first=reveal.row.first_sent_height,
+            last=reveal.row.last_sent_height,
             outcome=verdict.name,
             is_spent=send_policy.is_spent_everywhere(self._node_facts(reveal, state)),
         )
@@ -450,7 +451,7 @@ class Sender:
 
     async def _handle_outcome(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
-            self.circuits.record_accepted(reveal.prepared.circuit, node.name)
+            self.circuits.record_accepted(reveal.row.circuit, node.name)
         elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self.clock.monotonic()):
                 name = outcome.verdict.name
@@ -466,7 +467,7 @@ class Sender:
         The node may be broken or malicious, so a refusal is final only if enough nodes report it, and all that are in
         sync. Until then the same bytes are sent to the other nodes, one node per block.
         """
-        circuit, state = reveal.prepared.circuit, self._states.get(reveal.share_id)
+        circuit, state = reveal.row.circuit, self._states.get(reveal.share_id)
         refusals = {name for name, verdict in state.verdicts.items() if verdict in MESSAGE_REFUSALS}
         if outcome.verdict is Verdict.BAD_PROOF:
             self.circuits.refusers.setdefault(circuit, set()).add(node.name)
@@ -488,7 +489,7 @@ class Sender:
     def _is_refused(self, reveal: SentReveal) -> bool:
         """Whether a node refused exactly this message for its proof. The local verifier accepts the proof."""
         state = self._states.get(reveal.share_id)
-        return state.tx_hash == reveal.prepared.tx_hash and Verdict.BAD_PROOF in state.verdicts.values()
+        return state.tx_hash == reveal.row.tx_hash and Verdict.BAD_PROOF in state.verdicts.values()
 
     async def _find_result(self, reveal: SentReveal) -> tuple[Node | None, TxResult | None]:
         """The result of exactly this accepted message in a block, with the node that reports it, if there is one.
@@ -497,9 +498,9 @@ class Sender:
         counted, and to prove the share again does no harm.
         """
         counted: tuple[Node | None, TxResult | None] = (None, None)
-        for node in self.node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
+        for node in self.node_pool.usable_nodes if reveal.row.last_outcome == Verdict.ACCEPTED.name else ():
             try:
-                result = await node.client.tx(reveal.prepared.tx_hash)
+                result = await node.client.tx(reveal.row.tx_hash)
             except ChainError as error:
                 self.node_pool.record_error(node, error)
                 continue
@@ -510,7 +511,7 @@ class Sender:
 
     def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
         """Whether a node checks the proof with the root that it was made for, as far as that is known."""
-        message = RevealMessage.from_tx(reveal.prepared.message)
+        message = RevealMessage.from_tx(reveal.row.message)
         root = self.verifier.root_of(message.proof)
         return root is None or self.trees.serves_root(reveal.round_id, node.name, message.anchor_height, root)
 
@@ -530,11 +531,11 @@ class Sender:
 
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
         """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
-        message = RevealMessage.from_tx(reveal.prepared.message)
+        message = RevealMessage.from_tx(reveal.row.message)
         root = self.verifier.root_of(message.proof)
         if root is None:
             return True  # it was made before the start, or by another host
-        circuit = reveal.prepared.circuit
+        circuit = reveal.row.circuit
         try:
             statement = get_generation(circuit).create_statement(message, root)
             return await self.verifier.verify(circuit, message.proof, statement)

@@ -36,7 +36,7 @@ class ExportedShare:
         proved_height: chain height at its last proof, None before the first.
         stage: that of its last event, as `note`.
         history: its events, oldest first.
-        reveal: its message, if it may have been sent, as `RevealRow.of` returns it.
+        reveal: its message, if it may have been sent, before it has a share and a check.
     """
 
     share: Share

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.store.models import PreparedReveal, SentReveal
 from helper.store.table_rows import RevealRow, Row, ShareRow, is_sound, truncate_text, with_check
 from helper.store.transaction import Transaction
 from helper.store.transitions import (
@@ -24,22 +24,48 @@ PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
 
-def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal) -> bool:
+@dataclass(frozen=True, slots=True)
+class SentReveal:
+    """A message that is on disk and may have been sent, with what its sender knows of the share.
+
+    Attributes:
+        first_due_ms: Unix milliseconds at which the share's first attempt was due.
+        rank: the share's sort key among those due in the same millisecond.
+        is_first_attempt: no attempt failed for the share before this message.
+        is_first_message: the share never had another message, so none of its data was sent before this one.
+    """
+
+    row: RevealRow
+    round_id: bytes
+    nullifier: bytes = field(repr=False)
+    attempts: int = 0
+    due_ms: int = 0
+    first_due_ms: int = 0
+    rank: int = 0
+    is_first_attempt: bool = True
+    is_first_message: bool = True
+
+    @property
+    def share_id(self) -> int:
+        """The number of the share; 0 if it is not stored."""
+        return self.row.share_id
+
+
+def prepare(tx: Transaction, share_id: int, reveal: RevealRow) -> bool:
     """Store a share's message before it is sent: PROVING -> SENT."""
     change = Transition(
         frozenset({ShareState.PROVING}),
         ShareState.SENT,
         "broadcast",
-        f"proven with {prepared.circuit}, message stored",
-        proved_height=prepared.height,
+        f"proven with {reveal.circuit}, message stored",
+        proved_height=reveal.height,
     )
     row = load_row_for(tx, share_id, change)
     if row is None:
         return False
     check_source(row, change)
-    reveal = RevealRow.of(prepared)._replace(share_id=share_id)
     # Store the message first: the schema does not allow SENT without one.
-    tx.execute("add_reveal", with_check(tx.keys.row_check, reveal))
+    tx.execute("add_reveal", with_check(tx.keys.row_check, reveal._replace(share_id=share_id)))
     tx.notify(PREPARED_NOTIFICATION)
     apply_transition_to_row(tx, row, change)
     return True
@@ -103,7 +129,17 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
         share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
         if is_sound(row_key, share) and is_sound(row_key, reveal):
             sound.append(
-                reveal.to_sent_reveal(share, is_first_attempt=columns[-2] == 1, is_first_message=columns[-1] == 1)
+                SentReveal(
+                    row=reveal,
+                    round_id=share.round_id,
+                    nullifier=share.nullifier,
+                    attempts=share.attempts,
+                    due_ms=share.due_ms,
+                    first_due_ms=share.first_due_ms,
+                    rank=share.rank,
+                    is_first_attempt=columns[-2] == 1,
+                    is_first_message=columns[-1] == 1,
+                )
             )
         else:
             damaged.append(share.id)

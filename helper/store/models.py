@@ -6,7 +6,7 @@ ends in `_ms`. No repr contains a witness field, a nullifier or a message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from helper.core.json_records import TX_HASH, fact
@@ -33,57 +33,6 @@ class EnqueueResult(Enum):
     DUPLICATE = "duplicate"
     MOVED_UP = "moved up"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedReveal:
-    """A reveal message before it is sent.
-
-    Attributes:
-        message: the transaction: 0x04 and the protobuf.
-        tx_hash: SHA-256 of `message`.
-        anchor_height: height of the tree root that the proof refers to.
-        height: the chain's height when the proof was made.
-    """
-
-    message: bytes = field(repr=False)
-    tx_hash: bytes = field(repr=False)
-    anchor_height: int
-    circuit: str
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
-class SentReveal:
-    """A reveal message that is on disk and may have been sent.
-
-    Attributes:
-        sends: number of sends that were started.
-        first_sent_height: chain height at the first send, None before it.
-        last_sent_height: chain height at the latest send.
-        last_endpoint: name of the endpoint of the latest send.
-        last_outcome: result of the latest send, None while unknown.
-        first_due_ms: Unix milliseconds at which the share's first attempt was due.
-        rank: the share's sort key among those due in the same millisecond.
-        is_first_attempt: no attempt failed for the share before this message.
-        is_first_message: the share never had another message, so none of its data was sent before this one.
-    """
-
-    share_id: int
-    round_id: bytes
-    nullifier: bytes = field(repr=False)
-    prepared: PreparedReveal
-    sends: int
-    first_sent_height: int | None
-    last_sent_height: int | None
-    last_endpoint: str | None
-    last_outcome: str | None
-    attempts: int = 0
-    due_ms: int = 0
-    first_due_ms: int = 0
-    rank: int = 0
-    is_first_attempt: bool = True
-    is_first_message: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from helper.core.share import ShareKey, ShareState
 from helper.errors import HelperError, StoreCorrupt, StoreError
 from helper.store import messages
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
-from helper.store.models import SentReveal, StoredRound
+from helper.store.messages import SentReveal
+from helper.store.models import StoredRound
 from helper.store.queue_reader import QueueReader
 from helper.store.rounds import LEAF_BYTES, delete_old_failure_counts
 from helper.store.shares import EnqueueOperation

@@ -14,7 +14,7 @@ import orjson
 from helper.core.share import SHARE_FIELDS, Share, ShareState
 from helper.core.text_forms import clean_text, format_time
 from helper.errors import StoreCorrupt, StoreError, StoreMoved
-from helper.store.models import MOVED, DamagedShare, PreparedReveal, SentReveal, StoredRound
+from helper.store.models import MOVED, DamagedShare, StoredRound
 from proofs import row_check, row_checks
 
 Row = tuple[Any, ...]
@@ -197,7 +197,21 @@ def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
 
 
 class RevealRow(NamedTuple):
-    """A stored message: its fields in the order of the row check."""
+    """The message of a share, and its sends: the fields in the order of the row check.
+
+    Attributes:
+        share_id: 0 before it is stored.
+        message: the transaction: 0x04 and the protobuf.
+        tx_hash: SHA-256 of `message`.
+        anchor_height: height of the tree root that the proof refers to.
+        height: the chain's height when the proof was made.
+        sends: number of sends that were started.
+        first_sent_height: chain height at the first send, None before it.
+        last_sent_height: chain height at the latest send.
+        last_endpoint: name of the endpoint of the latest send.
+        last_outcome: result of the latest send, None while unknown.
+        decide_height: height of the chain at which the message needs a decision.
+    """
 
     share_id: int
     message: bytes
@@ -213,36 +227,9 @@ class RevealRow(NamedTuple):
     decide_height: int = 0
     row_check: bytes = b""
 
-    @classmethod
-    def of(cls, prepared: PreparedReveal, *sends: Any) -> RevealRow:
-        """Return the row of a message and its sends, before it has a share and a check."""
-        message = prepared
-        return cls(0, message.message, message.tx_hash, message.anchor_height, message.circuit, message.height, *sends)
-
-    @property
-    def prepared(self) -> PreparedReveal:
-        """The message as it was prepared."""
-        return PreparedReveal(self.message, self.tx_hash, self.anchor_height, self.circuit, self.height)
-
-    def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
-        """Convert the row for the sender."""
-        return SentReveal(
-            share_id=self.share_id,
-            round_id=share.round_id,
-            nullifier=share.nullifier,
-            prepared=self.prepared,
-            sends=self.sends,
-            first_sent_height=self.first_sent_height,
-            last_sent_height=self.last_sent_height,
-            last_endpoint=self.last_endpoint,
-            last_outcome=self.last_outcome,
-            attempts=share.attempts,
-            due_ms=share.due_ms,
-            first_due_ms=share.first_due_ms,
-            rank=share.rank,
-            is_first_attempt=is_first_attempt,
-            is_first_message=is_first_message,
-        )
+    def __repr__(self) -> str:
+        """Hide the message."""
+        return f"RevealRow(share_id={self.share_id!r})"
 
 
 class RoundRow(NamedTuple):

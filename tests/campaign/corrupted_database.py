@@ -17,7 +17,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
 from helper.store import blocks, messages, writer_thread
-from helper.store.models import DamagedShare, EnqueueResult, QueueFilter, SentReveal
+from helper.store.messages import SentReveal
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.shares import EnqueueOperation, claim_due, fail, recover, retry
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import ShareRow

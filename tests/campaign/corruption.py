@@ -30,7 +30,8 @@ from pathlib import Path
 
 import structlog
 
-from helper.store.models import EnqueueResult, SentReveal
+from helper.store.messages import SentReveal
+from helper.store.models import EnqueueResult
 from tests.campaign import corrupted_database
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
@@ -184,7 +185,8 @@ def _normalize_message(message: SentReveal, row: int) -> SentReveal:
     message = replace(message, is_first_attempt=True, is_first_message=True)
     if row in LIVE_ROWS:
         return message
-    return replace(message, share_id=row, attempts=0, due_ms=0, first_due_ms=0, rank=0)
+    sent = message.row._replace(share_id=row, row_check=b"")
+    return replace(message, row=sent, attempts=0, due_ms=0, first_due_ms=0, rank=0)
 
 
 def _with_flipped_bit(data: bytes, at: int, bit: int) -> bytes:

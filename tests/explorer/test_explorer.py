@@ -132,7 +132,7 @@ def decide_before_due(reveal: Any, process: Any, nodes: Any) -> Any:
 
 
 def resend_only_at_a_height(reveal: Any, process: Any, nodes: Any) -> Any:
-    last = reveal.last_sent_height
+    last = reveal.row.last_sent_height
     if last is not None and process.head <= last:
         return send_policy.Wait(process.now + 1, last + 1)
     return decide(reveal, process, nodes)

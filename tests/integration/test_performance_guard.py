@@ -28,10 +28,11 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from helper.store.blocks import apply_blocks
 from helper.store.messages import mark_sending, prepare, read_sent, record_outcome
-from helper.store.models import EnqueueResult, PreparedReveal
+from helper.store.models import EnqueueResult
 from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
+from helper.store.table_rows import RevealRow
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import WalletApp
 
@@ -175,7 +176,7 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
     for share, nullifier in generate_shares(ROUND_ID, first, first + count, DUE_TIME - 1_000_000):
         EnqueueOperation(share, nullifier, 1.0)(tx)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
-        prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99))
+        prepare(tx, queued.id, RevealRow(queued.id, b"m" * 5_000, b"h" * 32, 99, "k10", 99))
         mark_sending(tx, queued.id, height=100, endpoint="node", decide_height=101)
         record_outcome(tx, queued.id, outcome="ACCEPTED", decide_height=103)
 

@@ -19,7 +19,7 @@ from helper.reveal import send_policy
 from helper.reveal.send_policy import NodeFacts, ProcessFacts, ProveAnew, Send, Step
 from helper.reveal.sender import Sender
 from helper.store import blocks, shares
-from helper.store.models import SentReveal
+from helper.store.messages import SentReveal
 from tests.simulation.host import SimClock
 from tests.simulation.liar import Lie
 from tests.simulation.run import run_seed
@@ -91,7 +91,7 @@ def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.Mon
 
     def prove_instead_of_resend(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]) -> Step:
         step = decide(reveal, process, nodes)
-        return ProveAnew("a bug") if isinstance(step, Send) and reveal.sends else step
+        return ProveAnew("a bug") if isinstance(step, Send) and reveal.row.sends else step
 
     monkeypatch.setattr(send_policy, "decide", prove_instead_of_resend)
     assert finds_violation("proven again too early")

@@ -26,12 +26,13 @@ from helper.errors import StoreError
 from helper.store import messages
 from helper.store.blocks import set_meta
 from helper.store.ledger import LEDGER_KEY, Ledger, format_ledger, parse_ledger
-from helper.store.models import SentReveal, SpentNullifier, StoredRound
+from helper.store.messages import SentReveal
+from helper.store.models import SpentNullifier, StoredRound
 from helper.store.rounds import save_rounds
 from helper.store.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.table_rows import RoundRow, read_meta_value
+from helper.store.table_rows import RevealRow, RoundRow, read_meta_value
 from helper.store.transaction import DatabaseKeys
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
@@ -293,13 +294,13 @@ class ChainStore(PartialStore):
         """Store a share of this queue with its message."""
         self.add_share(sent.share_id, sent.nullifier)
         (queued,) = claim_due(self._tx, now=self._clock.now(), limit=1, rounds=(ROUND_ID,))
-        messages.prepare(self._tx, queued.id, sent.prepared)
-        for _ in range(sent.sends):
+        messages.prepare(self._tx, queued.id, RevealRow(*sent.row[:6]))
+        for _ in range(sent.row.sends):
             messages.mark_sending(
-                self._tx, queued.id, height=sent.last_sent_height or 0, endpoint=sent.last_endpoint or ""
+                self._tx, queued.id, height=sent.row.last_sent_height or 0, endpoint=sent.row.last_endpoint or ""
             )
-            if sent.last_outcome is not None:
-                messages.record_outcome(self._tx, queued.id, outcome=sent.last_outcome)
+            if sent.row.last_outcome is not None:
+                messages.record_outcome(self._tx, queued.id, outcome=sent.row.last_outcome)
         self._tx.flush_counts()
 
     @property

@@ -20,7 +20,8 @@ from helper.errors import ChainError, StoreError
 from helper.store import blocks
 from helper.store.blocks import begin_rescan
 from helper.store.ledger import BlockRange, Ledger, Rescan, count_heights, find_unread
-from helper.store.models import PreparedReveal, SentReveal
+from helper.store.messages import SentReveal
+from helper.store.table_rows import RevealRow
 from helper.store.transaction import Transaction
 from tests.support.fakes import wait_until
 from tests.unit.chain.fakes import (
@@ -375,8 +376,8 @@ async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
 
 def sent_reveal(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentReveal:
     message = reveal(number)
-    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k10", 90)
-    return SentReveal(number, ROUND_ID, message.nullifier, prepared, sends, 90, 90, "node:1317", outcome)
+    row = RevealRow(number, message.to_tx(), message.tx_hash(), 84, "k10", 90, sends, 90, 90, "node:1317", outcome)
+    return SentReveal(row, ROUND_ID, message.nullifier)
 
 
 @pytest.mark.rule("R12")
@@ -434,7 +435,7 @@ async def test_find_counted_queries_only_due_messages_of_other_machine(rpc: bool
 
     requests = " ".join(env.node.requests)
     assert waiting.nullifier.hex() not in requests
-    assert waiting.prepared.tx_hash.hex().upper() not in requests
+    assert waiting.row.tx_hash.hex().upper() not in requests
 
     env.node.faults[""] = lambda _: json_response(502, {"error": "no consensus"})
     assert await env.follower.find_counted(reveals) == [], "too few nodes respond"
@@ -792,7 +793,7 @@ async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirme
     await env.sync_rounds()
     env.clock.advance(VOTE_END - seconds_to_end - env.clock.now())
     await env.follow()
-    env.store.add_sent(replace(sent_reveal(1), first_sent_height=990, last_outcome=outcome))
+    env.store.add_sent(sent_reveal(1, outcome))
     check = env.follower._check_spent
     assert await check(1000) == []
     for node, height, confirmed in ((env.node, 1010, []), (env.others[0], 1020, [1])):

@@ -19,6 +19,7 @@ from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store import audit_log, messages, rounds, shares
 from helper.store.models import QueueFilter
+from helper.store.table_rows import RevealRow
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_manifest_changes
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import LiveDaemon, create_queue_file, run_live_daemon
@@ -75,7 +76,7 @@ async def enqueue_mixed(harness: OperationsHarness) -> None:
     (queued,) = await harness.store.run(shares.claim_due, now=NOW, limit=1, rounds=[ROUND_ID])
     exported_reveal = sent_share(9).reveal
     assert exported_reveal is not None
-    await harness.store.run(messages.prepare, queued.id, exported_reveal.prepared)
+    await harness.store.run(messages.prepare, queued.id, RevealRow(*exported_reveal[:6]))
     await harness.store.run(messages.mark_sending, queued.id, height=5, endpoint="node:80")
     await harness.operations.record_export(ANN, QueueFilter(), 0, 3)
     await harness.store.run(audit_log.begin_action, ANN, "retry", {})

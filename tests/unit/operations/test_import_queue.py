@@ -24,7 +24,7 @@ from helper.operations.export_format import (
 )
 from helper.operations.operator_actions import split_lines
 from helper.store.exported_shares import ExportedShare, ImportResult
-from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
+from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.table_rows import RevealRow
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import (
@@ -73,9 +73,8 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
         anchor_height=84,
     )
     message = replace(message, **changes)
-    prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k11", 90)
-    reveal = RevealRow.of(prepared, 2, 90, 93, "node:80", "AMBIGUOUS")
-    return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.SENT, reveal=reveal)
+    row = RevealRow(0, message.to_tx(), message.tx_hash(), 84, "k11", 90, 2, 90, 93, "node:80", "AMBIGUOUS")
+    return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.SENT, reveal=row)
 
 
 def export_lines(*exported: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:

@@ -16,7 +16,8 @@ from helper.operations.export_format import parse_share_line
 from helper.operations.operator_actions import OperatorActions
 from helper.operations.svoted_format import INVALID_LINE, SVOTED_STAGE, encode_svoted_export, read_svoted_export
 from helper.store.exported_shares import ExportedShare, ImportResult
-from helper.store.models import QueueFilter, SentReveal, SpentNullifier
+from helper.store.messages import SentReveal
+from helper.store.models import QueueFilter, SpentNullifier
 from helper.store.shares import EnqueueOperation, claim_due
 from tests.support.svoted import erased_row, pending_broadcast, svoted_file, svoted_row
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -77,9 +78,9 @@ def test_pending_broadcast_is_the_sent_message() -> None:
 
     assert exported.state is ShareState.SENT
     assert exported.reveal is not None
-    prepared = exported.reveal.prepared
-    assert (prepared.circuit, prepared.anchor_height, prepared.height) == ("k10", 84, 90)
-    assert (exported.reveal.sends, exported.reveal.first_sent_height, exported.reveal.last_sent_height) == (3, 90, 90)
+    row = exported.reveal
+    assert (row.circuit, row.anchor_height, row.height) == ("k10", 84, 90)
+    assert (row.sends, row.first_sent_height, row.last_sent_height) == (3, 90, 90)
 
 
 @pytest.mark.rule("N23")
@@ -243,7 +244,7 @@ async def test_pending_broadcast_is_looked_for_on_the_chain_first(harness: Opera
     assert [reveal.due_ms for reveal in lookup.queried] == [(int(NOW) - 5) * 1000] * 2
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.SENT: 1, ShareState.WAITING: 1}}
     (sent,) = await harness.store.list_unconfirmed()
-    assert (sent.nullifier, sent.sends) == (nullifier_of(pending), 3)
+    assert (sent.nullifier, sent.row.sends) == (nullifier_of(pending), 3)
 
 
 # ---------------------------------------------------------------------- export

@@ -39,7 +39,8 @@ from helper.reveal.send_policy import (
     is_disputed,
     next_penalty,
 )
-from helper.store.models import PreparedReveal, SentReveal
+from helper.store.messages import SentReveal
+from helper.store.table_rows import RevealRow
 
 NOW = 1000.0
 NODES = (NodeFacts("a"), NodeFacts("b"))
@@ -49,18 +50,8 @@ OUTCOMES = [None, *(verdict.name for verdict in Verdict)]
 def reveal(
     *, sends: int = 1, first: int | None = 100, last: int | None = 100, outcome: str | None = None
 ) -> SentReveal:
-    prepared = PreparedReveal(b"m", b"h" * 32, 90, "k10", 99)
-    return SentReveal(
-        share_id=1,
-        round_id=b"r" * 32,
-        nullifier=b"n" * 32,
-        prepared=prepared,
-        sends=sends,
-        first_sent_height=first if sends else None,
-        last_sent_height=last if sends else None,
-        last_endpoint=None,
-        last_outcome=outcome,
-    )
+    row = RevealRow(1, b"m", b"h" * 32, 90, "k10", 99, sends, first if sends else None, last if sends else None)
+    return SentReveal(row._replace(last_outcome=outcome), round_id=b"r" * 32, nullifier=b"n" * 32)
 
 
 def step_at(height: int, *, nodes: tuple[NodeFacts, ...] = NODES, process: Any = None, **sent: Any) -> Step:

@@ -16,11 +16,11 @@ from helper.store import blocks, messages, shares
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.exported_shares import ExportedShare, RowVersion
-from helper.store.models import EnqueueResult, PreparedReveal, QueueFilter
+from helper.store.models import EnqueueResult, QueueFilter
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
-from helper.store.table_rows import ShareRow
+from helper.store.table_rows import RevealRow, ShareRow
 from tests.support.clock import FakeClock
 from tests.support.sealed_fields import add_field_functions
 
@@ -62,17 +62,23 @@ def make_posted_share(number: int, *, submit_at: int = 0, round_id: bytes = ROUN
     return PostedShare(share, source.randbytes(32))
 
 
-def make_reveal(number: int) -> PreparedReveal:
+def make_reveal(number: int) -> RevealRow:
     """The message of the share with this number, as long as a real one."""
     source = random.Random(f"message {number}")
     nullifier = make_posted_share(number).nullifier
-    return PreparedReveal(
+    return RevealRow(
+        share_id=0,
         message=b"\x04" + nullifier + source.randbytes(5_200),
         tx_hash=source.randbytes(32),
         anchor_height=100,
         circuit="k10",
         height=101,
     )
+
+
+def without_sends(row: RevealRow) -> RevealRow:
+    """The message of a stored row, as `make_reveal` returns it."""
+    return RevealRow(0, *row[1:6])
 
 
 async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:

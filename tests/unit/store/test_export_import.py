@@ -31,6 +31,7 @@ from tests.unit.store.fixtures import (
     open_closed_database,
     query_rows,
     select_shares,
+    without_sends,
 )
 
 
@@ -67,7 +68,7 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
         4: ShareState.WAITING,
         5: ShareState.WAITING,
     }
-    assert by_number[1].reveal == RevealRow.of(make_reveal(1), 1, 110, 110, "node:80", "ACCEPTED")
+    assert by_number[1].reveal == RevealRow(*make_reveal(1)[:6], 1, 110, 110, "node:80", "ACCEPTED")
     assert (by_number[2].attempts, by_number[2].stage, by_number[2].note) == (1, "proof", "refused")
     assert [(line.stage, line.spent_attempt) for line in by_number[2].history] == [
         ("proof", True),
@@ -184,7 +185,9 @@ async def test_imported_shares_continue_in_their_state(
         OTHER_ROUND: {ShareState.WAITING: 1},
     }
     (sent,) = await target_store.list_unconfirmed()
-    assert (sent.prepared, sent.sends, sent.last_sent_height, sent.last_outcome) == (make_reveal(1), 1, 110, "ACCEPTED")
+    row = sent.row
+    assert without_sends(row) == make_reveal(1)
+    assert (row.sends, row.last_sent_height, row.last_outcome) == (1, 110, "ACCEPTED")
     assert sent.nullifier == make_posted_share(1).nullifier
     assert sent.is_first_message, "a message that was never sent remains marked as unsent"
     (entry,) = await target_store.list_shares(QueueFilter(state=ShareState.FAILED), 9)
@@ -215,13 +218,13 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
         early,
         share=make_posted_share(2, submit_at=in_an_hour).share,
         state=ShareState.SENT,
-        reveal=RevealRow.of(make_reveal(2), 1, 5, 5, "node", None),
+        reveal=RevealRow(*make_reveal(2)[:6], 1, 5, 5, "node"),
     )
     never_sent = replace(
         sent,
         share=make_posted_share(3).share,
         due_ms=int(NOW * 1000),
-        reveal=RevealRow.of(make_reveal(3), 0, None, None, None, None),
+        reveal=make_reveal(3),
     )
 
     assert await count_import_results(target_store, with_nullifiers([early, sent, never_sent])) == {"taken": 3}

@@ -17,6 +17,7 @@ from tests.unit.store.fixtures import (
     enqueue_shares,
     make_posted_share,
     make_reveal,
+    without_sends,
 )
 
 
@@ -24,8 +25,10 @@ async def test_message_and_send_are_on_disk_before_and_the_outcome_after(store: 
     share_id = await enqueue_and_prepare(store, 1)
     assert backend.query_rows("SELECT sends FROM reveals") == [(0,)]
     (fresh,) = await store.list_unconfirmed()
-    assert (fresh.sends, fresh.first_sent_height, fresh.last_outcome, fresh.is_first_attempt) == (0, None, None, True)
-    assert (fresh.nullifier, fresh.round_id, fresh.prepared) == (make_posted_share(1).nullifier, ROUND, make_reveal(1))
+    row = fresh.row
+    assert (row.sends, row.first_sent_height, row.last_outcome, fresh.is_first_attempt) == (0, None, None, True)
+    assert (fresh.nullifier, fresh.round_id) == (make_posted_share(1).nullifier, ROUND)
+    assert without_sends(row) == make_reveal(1)
 
     assert await store.run(messages.mark_sending, share_id, height=110, endpoint="one")
     await store.run(messages.record_outcome, share_id, outcome="AMBIGUOUS")
@@ -33,11 +36,12 @@ async def test_message_and_send_are_on_disk_before_and_the_outcome_after(store: 
     assert backend.query_rows("SELECT sends FROM reveals") == [(2,)]
     sent = await store.get_sent_reveal(share_id)
     assert sent is not None
-    assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
-    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old response does not belong to the new send"
+    row = sent.row
+    assert (row.sends, row.first_sent_height, row.last_sent_height) == (2, 110, 113)
+    assert (row.last_endpoint, row.last_outcome) == ("two", None), "an old response does not belong to the new send"
 
     await store.run(messages.record_outcome, share_id, outcome="ACCEPTED")
-    assert [message.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
+    assert [message.row.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
 
 
 async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> None:
@@ -166,7 +170,7 @@ async def test_message_that_replaces_another_is_distinguished_from_the_first_one
     assert queued.proved_height == make_reveal(1).height
     await store.run(messages.prepare, share, make_reveal(2))
     (sent,) = await store.list_unconfirmed()
-    assert (sent.prepared, sent.sends) == (make_reveal(2), 0)
+    assert (without_sends(sent.row), sent.row.sends) == (make_reveal(2), 0)
     assert (sent.is_first_attempt, sent.is_first_message) == (False, False)
 
 
@@ -178,8 +182,8 @@ async def test_notes_with_control_characters_are_sanitized_and_spend_attempt(sto
     await store.run(messages.mark_sending, share_id, height=110, endpoint=UNSAFE_TEXTS)
     await store.run(messages.record_outcome, share_id, outcome=UNSAFE_TEXTS)
     (sent,) = await store.list_unconfirmed()
-    assert (sent.last_endpoint or "").isprintable()
-    assert (sent.last_outcome or "").isprintable()
+    assert (sent.row.last_endpoint or "").isprintable()
+    assert (sent.row.last_outcome or "").isprintable()
 
     assert (
         await store.run(shares.retry, share_id, due_ms=int(NOW * 1000), stage=UNSAFE_TEXTS[:20], note=UNSAFE_TEXTS) == 1

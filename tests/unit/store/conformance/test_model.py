@@ -337,7 +337,7 @@ class StoreModel(RuleBasedStateMachine):
             (round_id, number),
             make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
         )
-        sent = RevealRow.of(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.SENT else None
+        sent = RevealRow(*make_reveal(number)[:6], 2, 1, 1, "node:80", None) if state is ShareState.SENT else None
         exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
         (outcome,) = self.run_until_complete(

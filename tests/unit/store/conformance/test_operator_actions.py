@@ -29,6 +29,7 @@ from tests.unit.store.fixtures import (
     enqueue_shares,
     make_posted_share,
     make_reveal,
+    without_sends,
 )
 
 ACTOR = Actor(1000, "ann", "socket")
@@ -373,15 +374,15 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
     await enqueue_shares(store, 2, submit_at=int(NOW) + 50)
     await mark_all_moved(store, backend, at_rest=False)
     assert await store.list_unconfirmed() == []
-    sent = exported_share(
-        1, state=ShareState.SENT, reveal=RevealRow.of(make_reveal(1), 3, 105, 110, "there:80", "AMBIGUOUS")
-    )
-    early = exported_share(2, state=ShareState.SENT, reveal=RevealRow.of(make_reveal(2), 1, 105, 105, "there:80", None))
+    row = RevealRow(*make_reveal(1)[:6], 3, 105, 110, "there:80", "AMBIGUOUS")
+    sent = exported_share(1, state=ShareState.SENT, reveal=row)
+    row = RevealRow(*make_reveal(2)[:6], 1, 105, 105, "there:80", None)
+    early = exported_share(2, state=ShareState.SENT, reveal=row)
 
     assert await import_results(store, sent, early) == [ImportResult.RESTORED] * 2
 
     (message,) = await store.list_unconfirmed()
-    assert (message.prepared, message.sends, message.last_sent_height) == (make_reveal(1), 3, 110)
+    assert (without_sends(message.row), message.row.sends, message.row.last_sent_height) == (make_reveal(1), 3, 110)
     assert await claim_all_due(store, now=NOW + 49) == [], "a file with an earlier time does not make a share early"
     assert await confirm_shares(store, 1, height=120) == [message.share_id]
 
