@@ -75,7 +75,7 @@ UPDATE sender SET host = '', until = '-infinity';
 -- Hosts hold this lock shared; a copy takes it exclusively.
 
 -- name: lock_schema_exclusive
-SELECT pg_try_advisory_lock(hashtext(?), 3);
+SELECT pg_advisory_lock(hashtext(?), 3);
 
 -- name: list_lock_holders
 SELECT DISTINCT a.application_name FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid

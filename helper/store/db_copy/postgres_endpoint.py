@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
 
 import psycopg
 
@@ -13,16 +11,12 @@ from helper.errors import StoreLocked
 from helper.store.db_copy.endpoint import CopyEndpoint, load_copy_statements
 from helper.store.keyring import Keyring
 from helper.store.postgres.connection import ConnectionSettings, translating
-from helper.store.postgres.opening import connect, prepare_schema, require_ready
+from helper.store.postgres.opening import connect, prepare_schema, require_ready, waiting_briefly
 from helper.store.postgres.transaction import require_confirmed_commit
 from helper.store.row_encryption import RowEncryption
 from helper.store.sql_files import postgres_statements, to_postgres
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
-
-_LOCK_ATTEMPTS: Final = 20
-"""Attempts to acquire the exclusive lock: the server ends a closed connection, and releases its lock, with a delay."""
-_LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(CopyEndpoint):
@@ -64,18 +58,14 @@ class PostgresEndpoint(CopyEndpoint):
         with translating():
             if self._conn is None:
                 self._conn = connect(self._settings)
-            parameters = (self._settings.schema,)
-            for attempt in range(_LOCK_ATTEMPTS):
-                if self.fetch_all("lock_schema_exclusive", parameters) == [(True,)]:
-                    break
-                if attempt == _LOCK_ATTEMPTS - 1:
-                    hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", parameters))
-                    raise StoreLocked(
-                        f"hosts use {self.label}: {hosts or 'they have just stopped'}",
-                        advice="Stop the helper on each of these hosts first.",
-                    )
-                time.sleep(_LOCK_PAUSE_SECONDS)
-            prepare_schema(self._connection, self._settings, self._keyring)
+            hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", (self._settings.schema,)))
+            refusal = StoreLocked(
+                f"hosts use {self.label}: {hosts or 'one has just started'}",
+                advice="Stop the helper on each of these hosts first.",
+            )
+            with waiting_briefly(self._conn, refusal):
+                self._conn.execute(_statement("lock_schema_exclusive"), (self._settings.schema,))
+            prepare_schema(self._conn, self._settings, self._keyring)
 
     def close(self) -> None:
         """Release the lock and disconnect: the server may detect the end of the connection late."""

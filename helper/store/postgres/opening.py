@@ -60,7 +60,7 @@ SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit
   WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"""
 """Sets it for the session, so that a later change of the server's or the role's default has no effect."""
 _LOCK_SECONDS: Final = 1
-"""Time limit for a lock of a host that starts."""
+"""Time limit for a lock of a host that starts, or of a copy."""
 
 Connection = psycopg.Connection[Row]
 
@@ -196,12 +196,12 @@ def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
         "statement of a process that was killed, and waits for a lock or a standby: see pg_stat_activity.",
     )
     name = (settings.schema, settings.host)
-    with _waiting_briefly(conn, refusal):
+    with waiting_briefly(conn, refusal):
         conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
 
 
 @contextmanager
-def _waiting_briefly(conn: Connection, refusal: StoreLocked) -> Iterator[None]:
+def waiting_briefly(conn: Connection, refusal: StoreLocked) -> Iterator[None]:
     """Limit the wait for a lock, and raise the refusal if another host keeps it.
 
     A lock may be free a moment later: the server notices late that a connection has ended, and the end of a transaction
@@ -242,7 +242,7 @@ def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
     refusal = StoreLocked(
         "the queue in this database is being copied", advice="Wait until `svote-helper db copy` has finished."
     )
-    with _waiting_briefly(conn, refusal):
+    with waiting_briefly(conn, refusal):
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,))
     if settings.proves:
         conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('prover'))", (settings.schema,))
@@ -364,7 +364,7 @@ def _migrate(conn: Connection, settings: ConnectionSettings) -> None:
             f"the schema {settings.schema} must be upgraded, and hosts of an older version use it",
             advice="Stop all hosts, back up the queue, and start all of them with this version; see docs/cluster.md.",
         )
-        with _waiting_briefly(conn, refusal):  # for the lock of all hosts, as a copy does
+        with waiting_briefly(conn, refusal):  # for the lock of all hosts, as a copy does
             conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 3)", (settings.schema,))
     for step in migrations()[max(0, version - FIRST_VERSION + 1) :]:
         conn.execute(step.encode())
