@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
@@ -19,9 +19,8 @@ from helper.store.messages import SentReveal
 from helper.store.models import StoredRound
 from helper.store.queue_reader import QueueReader
 from helper.store.rounds import LEAF_BYTES, delete_old_failure_counts
-from helper.store.shares import EnqueueOperation
 from helper.store.table_rows import Row, read_meta_value, read_rounds
-from helper.store.transaction import RowReader, is_exclusive, read_round_key
+from helper.store.transaction import RowReader, read_round_key
 from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
@@ -77,9 +76,7 @@ class Store(QueueReader, ABC):
             StoreError: no change was stored, as far as known.
             StoreFull: the disk is full.
         """
-        if isinstance(op, EnqueueOperation):
-            return await self._writer.run(cast("Callable[[Any], T]", op))  # as it is, so that the writer recognizes it
-        return await self._writer.run(lambda tx: op(tx, *args, **kwargs), is_exclusive=is_exclusive(op))
+        return await self._writer.run(op, *args, **kwargs)
 
     async def run_batches(
         self, op: Callable[Concatenate[Any, int, P], tuple[int, bool]], *args: P.args, **kwargs: P.kwargs

@@ -9,32 +9,33 @@ import asyncio
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import structlog
 
 from helper.errors import StoreError
 from helper.store.models import DamagedShare
 from helper.store.shares import EnqueueOperation, enqueue_all
-from helper.store.transaction import DatabaseKeys, Transaction
+from helper.store.transaction import DatabaseKeys, Transaction, is_exclusive
 
 log = structlog.get_logger("helper.store")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class WriteJob:
-    """One operation, the caller that awaits it, and its result."""
+    """One operation with its arguments, the caller that awaits it, and its result."""
 
-    op: Callable[[Any], Any]
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     future: asyncio.Future[Any]
-    after_erasure: bool
-    is_exclusive: bool = False
     attempts: int = 0
     value: Any = None
     error: BaseException | None = None
@@ -48,7 +49,7 @@ def split_batch(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
 
 def split_exclusive(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
     """Split a batch, preserving order, into exclusive jobs and runs of other jobs, each for one transaction."""
-    for _, run in groupby(batch, lambda job: job if job.is_exclusive else None):
+    for _, run in groupby(batch, lambda job: job if is_exclusive(job.op) else None):
         yield list(run)
 
 
@@ -148,12 +149,8 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._jobs.put(None)
         await self._stopped
 
-    async def run(
-        self, op: Callable[[TransactionT], T], *, after_erasure: bool = False, is_exclusive: bool = False
-    ) -> T:
+    async def run(self, op: Callable[Concatenate[TransactionT, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
-
-        With `after_erasure`, it returns only after deleted rows are erased from the files, if the engine erases.
 
         Raises:
             StoreError: none of its changes were stored, as far as known.
@@ -162,7 +159,7 @@ class WriterThread(ABC, Generic[TransactionT]):
             raise _not_open_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._submitted.append(WriteJob(op, future, after_erasure, is_exclusive))
+        self._submitted.append(WriteJob(op, args, kwargs, future))
         if len(self._submitted) == 1:
             # Deferred: waking the thread costs more than most operations, so all operations that are submitted in this
             # iteration of the loop share one wake-up.
@@ -219,7 +216,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         before = self._count_changes(tx)
         try:
             posted = [job.op for job in part if isinstance(job.op, EnqueueOperation)]
-            results = enqueue_all(tx, posted) if posted else [part[0].op(tx)]
+            results = enqueue_all(tx, posted) if posted else [part[0].op(tx, *part[0].args, **part[0].kwargs)]
             for job, result in zip(part, results, strict=True):
                 job.value = result
         except Exception as error:

@@ -157,16 +157,14 @@ class InlineWriter(SqliteWriter):
             await asyncio.sleep(0.05)
         self._opened = None
 
-    async def run(
-        self, op: Callable[[SqliteTransaction], T], *, after_erasure: bool = False, is_exclusive: bool = False
-    ) -> T:
+    async def run(self, op: Callable[Concatenate[SqliteTransaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if self.is_killed:
             return await future
         if self._opened is None:
             raise StoreError("the database is not open")
-        self._pending_jobs.append(WriteJob(op, future, after_erasure, is_exclusive))
+        self._pending_jobs.append(WriteJob(op, args, kwargs, future))
         if self._timer is None:
             self._timer = loop.call_later(self._disk.rng.random() * self._disk.max_commit_delay, self._run_batch)
         return await future

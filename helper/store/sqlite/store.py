@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt, StoreForeign
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.displacement import file_size, wal_path
+from helper.store.sqlite.erasure import RETRY_SECONDS
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
@@ -64,8 +66,15 @@ class SqliteStore(Store):
         await self._writer.stop()
 
     async def wait_for_erasure(self) -> None:
-        """Wait until all data deleted before this call is erased from the files."""
-        await self._writer.run(lambda _tx: None, after_erasure=True)
+        """Wait until all data deleted before this call is erased from the files.
+
+        Raises:
+            StoreError: nothing can be stored, or the database was closed before.
+        """
+        await self._writer.run(lambda _tx: None)
+        while self._writer.is_erasure_pending:
+            await asyncio.sleep(RETRY_SECONDS)
+            await self._writer.run(lambda _tx: None)
 
     async def verify(self) -> list[str]:
         """Check the entire file, quarantine damaged shares, and rebuild damaged indexes.

@@ -35,7 +35,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         self._path = path
         self._encryption = encryption
         self._clock = clock
-        self._jobs_awaiting_erasure: list[WriteJob] = []
         self._opened: OpenedDatabase | None = None
         self.disk_health = DiskHealth(path, clock)
 
@@ -43,6 +42,11 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
     def write_error(self) -> str | None:
         """Reason why the database cannot be written, None if it can; rechecked every half second."""
         return self.disk_health.displaced or self.disk_health.reason
+
+    @property
+    def is_erasure_pending(self) -> bool:
+        """Whether the files may still contain deleted data."""
+        return self._opened is not None and self._opened.eraser.is_pending
 
     @property
     def erasure_pending_seconds(self) -> float:
@@ -61,8 +65,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             self._opened.close()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the database could not be closed: {error}") from error
-        finally:
-            self._resolve_awaiting_erasure(self._opened)
 
     def _run_batches(self) -> None:
         opened = self._opened
@@ -84,8 +86,6 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 for job in batch:
                     job.error = translate(error)
                 deliver_results(batch)
-            if self._jobs_awaiting_erasure and not opened.eraser.is_pending:
-                self._resolve_awaiting_erasure(opened)
 
     def _probe(self, opened: OpenedDatabase) -> None:
         with suppress(Exception):
@@ -168,13 +168,4 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             opened.tx.has_deleted_rows = False
             opened.eraser.record_deletion()
         self._report_damaged(opened.tx)
-        pending = opened.eraser.is_pending
-        self._jobs_awaiting_erasure += [job for job in batch if job.after_erasure and pending]
-        deliver_results([job for job in batch if not (job.after_erasure and pending)])
-
-    def _resolve_awaiting_erasure(self, opened: OpenedDatabase) -> None:
-        jobs, self._jobs_awaiting_erasure = self._jobs_awaiting_erasure, []
-        if opened.eraser.is_pending:
-            for job in jobs:
-                job.error = StoreError("the database was closed before all deleted data was erased")
-        deliver_results(jobs)
+        deliver_results(batch)

@@ -265,12 +265,12 @@ class ChainStore(PartialStore):
             save_rounds(self._tx, [to_stored_round(parse_round({"round": recorded_round(1)}))], 0)
             self.set_ledger(ledger)
 
-    async def _commit(self, op: Callable[[SqliteTransaction], Any], *, is_exclusive: bool = False) -> Any:
+    async def _commit(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.is_full:
             raise StoreError("no space")
         self.conn.execute("BEGIN")
         try:
-            result = op(self._tx)
+            result = op(self._tx, *args, **kwargs)
             self._tx.flush_counts()
         except BaseException:
             self.conn.execute("ROLLBACK")

@@ -23,7 +23,7 @@ async def test_consecutive_posted_shares_are_one_part_and_each_other_operation_i
         return EnqueueOperation(posted.share, posted.nullifier, 0.0)
 
     ops: list[Callable[[Any], Any]] = [other, other, post(1), post(2), other, post(3), post(4), post(5)]
-    batch = [WriteJob(op, loop.create_future(), after_erasure=False) for op in ops]
+    batch = [WriteJob(op, (), {}, loop.create_future()) for op in ops]
 
     parts = list(split_batch(batch))
 
