@@ -19,8 +19,7 @@ from helper.store.db_copy.endpoint import SHARES, LiveShare, select_sound
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.file_keys import record_keys
-from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID
+from helper.store.sqlite.schema import APPLICATION_ID, ENCRYPTED_APPLICATION_ID, record_keys
 from helper.store.table_rows import KEY_CHECK, KEYS_IN_USE, is_sound
 
 ERASE_SECONDS: Final = 10.0

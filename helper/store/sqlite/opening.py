@@ -18,7 +18,6 @@ from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate
-from helper.store.sqlite.file_keys import open_encryption, record_keys, refuse_unencrypted
 from helper.store.sqlite.file_lock import FileLock, open_regular, refuse_non_file
 from helper.store.sqlite.reader import BUSY_SECONDS, connect_read_only, require_readable
 from helper.store.sqlite.schema import (
@@ -27,7 +26,10 @@ from helper.store.sqlite.schema import (
     check_pages,
     compare_schema,
     migrate_schema,
+    open_encryption,
     read_identity,
+    record_keys,
+    refuse_unencrypted,
 )
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.table_rows import (

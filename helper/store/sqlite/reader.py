@@ -23,9 +23,8 @@ from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import is_disk_full, result_code, translate, translating
-from helper.store.sqlite.file_keys import open_encryption, refuse_unencrypted
 from helper.store.sqlite.file_lock import is_locked, refuse_non_file, refuse_second_name
-from helper.store.sqlite.schema import read_identity
+from helper.store.sqlite.schema import open_encryption, read_identity, refuse_unencrypted
 from helper.store.table_rows import Row, refuse_marked
 from helper.store.transaction import Params
 

@@ -23,10 +23,9 @@ from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import not_a_database, translating
-from helper.store.sqlite.file_keys import open_encryption
 from helper.store.sqlite.file_lock import erase_content, temporary_path
 from helper.store.sqlite.reader import connect_read_only, require_readable
-from helper.store.sqlite.schema import check_file
+from helper.store.sqlite.schema import check_file, open_encryption
 from helper.store.table_rows import ROW_CHECK_KEY, RUN_KEY, ShareRow, is_sound, read_key
 
 _VERSIONS_AT: Final = 18

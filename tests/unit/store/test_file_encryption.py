@@ -19,7 +19,7 @@ from helper.store.keyring import Keyring
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.queue_reader import QueueReader
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
-from helper.store.sqlite import file_keys
+from helper.store.sqlite import schema
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import read_contents
@@ -173,7 +173,7 @@ async def test_keys_and_their_check_value_are_written_together(path: Path, monke
         return make_meta_row(key, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_keys, "make_meta_row", fail_at_second_row)
+        patch.setattr(schema, "make_meta_row", fail_at_second_row)
         with pytest.raises(RuntimeError):
             open_database(path, SystemClock(), encryption=NEW)
     await fill(path, NEW, 1)
