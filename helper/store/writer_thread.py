@@ -1,6 +1,6 @@
 """The writer thread of a store: start, stop, and the queue of operations.
 
-The engines commit the batches: `sqlite/writer.py` and `postgres/writer.py`.
+The engines commit the batches: `sqlite/store.py` and `postgres/writer.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ ten seconds after the end of the failure both return 200 again, without interven
 
 Without root (to mount) or strace the goal "requirements are installed" is not met.
 
-Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
+Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/store.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
 failed: 4 (= 0)". An original bug that it found: the disk probe was an update without a change, which SQLite does not
 write, so that the status alternated: "EIO: other responses of status after the first 503: 2 (= 0)".

@@ -26,9 +26,8 @@ from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.schema import migrate_schema
-from helper.store.sqlite.store import SqliteStore
+from helper.store.sqlite.store import SqliteStore, SqliteWriter
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.sqlite.writer import SqliteWriter
 from helper.store.table_rows import Row
 from helper.store.transaction import Params
 from helper.store.writer_thread import MAX_BATCH, WriteJob
