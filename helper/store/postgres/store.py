@@ -7,7 +7,9 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import psycopg
 import structlog
+from psycopg import sql
 
 from helper.clock import Clock, SystemClock
 from helper.core.dispatch_order import rank
@@ -16,7 +18,7 @@ from helper.core.share import ShareKey
 from helper.errors import StoreError, StoreUnconfirmed
 from helper.store.keyring import Keyring
 from helper.store.postgres.connection import create_connection_settings
-from helper.store.postgres.reader import NotificationListener, PostgresReader
+from helper.store.postgres.reader import PostgresReader
 from helper.store.postgres.transaction import ClaimState, PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.row_encryption import RowEncryption
@@ -29,6 +31,8 @@ LEASE_SECONDS: Final = 10.0
 """Seconds after which the claims of a host expire unless it renews them."""
 _RENEWALS_PER_LEASE: Final = 3
 _STALL_CHECK_SECONDS: Final = 1.0
+_RECONNECT_SECONDS: Final = 1.0
+"""Pause before the connection that receives notifications is opened again."""
 _RESTART_SECONDS: Final = 1.0
 """Pause before a failed background task is started again."""
 _STALL_ADVICE: Final = (
@@ -70,6 +74,7 @@ class PostgresStore(Store):
         settings = create_connection_settings(
             address, schema=schema, host=host, idle_seconds=lease_seconds * _IDLE_FRACTION, proves=proves
         )
+        self._settings = settings
         self._claims = ClaimState(host, lease_seconds)
         clock = SystemClock() if clock is None else clock
         self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, clock)
@@ -78,7 +83,7 @@ class PostgresStore(Store):
         self._clock = clock
         super().__init__(self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())
-        self._listener = NotificationListener(settings)
+        self._callbacks: list[Callable[[str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -97,8 +102,8 @@ class PostgresStore(Store):
             await self.close()
             raise
         functions = [self._renew_claims, self._report_stalls]
-        if self._listener.callbacks:
-            functions.append(self._listener.run)
+        if self._callbacks:
+            functions.append(self._receive_notifications)
         self._tasks = [asyncio.create_task(_run_until_cancelled(function)) for function in functions]
 
     async def close(self) -> None:
@@ -130,6 +135,34 @@ class PostgresStore(Store):
                     log.error("database_writes_stalled", reason=self._writer.write_error, advice=_STALL_ADVICE)
             elif self._writer.write_error is None and problem.clear():
                 log.info("database_writes_recovered")
+
+    async def _receive_notifications(self) -> None:
+        """Pass notifications of other hosts on (LISTEN). Nothing depends on one: receivers also poll every second."""
+        problem = LoggedProblem()
+        while True:
+            try:
+                conn = await psycopg.AsyncConnection.connect(
+                    self._settings.conninfo, **self._settings.options(reading=True)
+                )
+                async with conn:
+                    await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
+                    if problem.clear():
+                        log.info("listen_connection_recovered")
+                    self._dispatch("")
+                    async for notice in conn.notifies():
+                        self._dispatch(notice.payload)
+            except psycopg.Error as error:
+                if problem.note():
+                    log.warning(
+                        "listen_connection_lost",
+                        error=type(error).__name__,
+                        advice="Polling every second until the connection is restored.",
+                    )
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _dispatch(self, payload: str) -> None:
+        for callback in self._callbacks:
+            callback(payload)
 
     async def is_known(self, key: ShareKey) -> bool:
         """Return whether a share with this key was accepted in a round that is not purged.
@@ -218,7 +251,7 @@ class PostgresStore(Store):
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""
-        self._listener.callbacks.append(callback)
+        self._callbacks.append(callback)
 
 
 async def _run_until_cancelled(function: Callable[[], Awaitable[None]]) -> None:

@@ -43,7 +43,7 @@ from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.postgres import connection, opening, reader, store, writer
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.opening import check_connection, refuse_host_name_in_use
-from helper.store.postgres.reader import CONNECTIONS, NotificationListener
+from helper.store.postgres.reader import CONNECTIONS
 from helper.store.postgres.store import PostgresStore
 from helper.store.postgres.transaction import PostgresTransaction
 from helper.store.postgres.writer import PostgresWriter
@@ -1045,7 +1045,7 @@ async def test_failed_background_task_is_started_again(
             began.set()
         raise RuntimeError
 
-    monkeypatch.setattr(NotificationListener, "run", listen)
+    monkeypatch.setattr(store.PostgresStore, "_receive_notifications", listen)
     monkeypatch.setattr(store, "_RESTART_SECONDS", 0.01)
     host = backend.create_store(FakeClock())
     host.listen(print)
