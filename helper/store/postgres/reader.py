@@ -78,16 +78,14 @@ class PostgresReader:
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query; see `RowReader`."""
-        rows = await self.run(postgres_statements()[name], self._encryption.encrypt_params(name, params))
+        rows = await self.run(postgres_statements()[name], params)
         return self._encryption.decrypt_rows(name, rows)
 
     async def fetch_snapshot(self, queries: Sequence[tuple[str, Params]]) -> list[Row]:
         """Return the rows of all these named queries as of one moment; see `RowReader`."""
-        encrypt, decrypt = self._encryption.encrypt_params, self._encryption.decrypt_rows
-        results = await self._run_all(
-            [(_BEGIN_SNAPSHOT, None)]
-            + [(postgres_statements()[name], encrypt(name, params)) for name, params in queries]
-        )
+        statements = [(postgres_statements()[name], params) for name, params in queries]
+        results = await self._run_all([(_BEGIN_SNAPSHOT, None), *statements])
+        decrypt = self._encryption.decrypt_rows
         return [row for (name, _), rows in zip(queries, results[1:], strict=True) for row in decrypt(name, rows)]
 
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:

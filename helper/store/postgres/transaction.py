@@ -89,7 +89,7 @@ class PostgresTransaction(Transaction):
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        cursor = self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params))
+        cursor = self.conn.execute(postgres_statements()[name], params)
         if not (cursor.statusmessage or "").startswith("SELECT"):
             self.change_count += 1
         return self.encryption.decrypt_rows(name, cursor.fetchall())

@@ -37,8 +37,7 @@ class SqliteTransaction(Transaction):
 
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        cursor = self.conn.execute(sqlite_statements()[name], self.encryption.encrypt_params(name, params))
-        return self.encryption.decrypt_rows(name, cursor.fetchall())
+        return self.encryption.decrypt_rows(name, self.conn.execute(sqlite_statements()[name], params).fetchall())
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
