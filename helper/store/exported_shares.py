@@ -17,7 +17,7 @@ from helper.store.messages import restore_message
 from helper.store.models import MOVED, HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, requeue_failed
 from helper.store.table_rows import RevealRow, ShareRow, share_ref, with_check
-from helper.store.transaction import ShareIdentity, Transaction
+from helper.store.transaction import ShareIdentity, TakenShare, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
 IMPORT_STAGE: Final = "import"
@@ -131,10 +131,8 @@ def _import_share(
     result = ImportResult.IMPORTED
     if stored_round.closed_ms is not None:
         result = ImportResult.CLOSED
-    elif tx.fetch_one("is_spent", (key.no, nullifier)) is not None:
-        result = ImportResult.CONFIRMED
-    elif tx.find_taken([(key.no, mac, nullifier)]):
-        known = _find_moved(tx, (key.no, mac, nullifier), exported.share)
+    elif (taken := tx.find_taken([(key.no, mac, nullifier)]).get(0)) is not None:
+        known = _find_moved(tx, taken, exported.share, nullifier)
         result = known if isinstance(known, ImportResult) else ImportResult.RESTORED
         if isinstance(known, ShareRow) and not dry_run:
             _requeue_moved(tx, known, exported, note)
@@ -148,15 +146,13 @@ def _import_share(
     return ImportedShare(result, share_ref(mac), round_id)
 
 
-def _find_moved(tx: Transaction, identity: ShareIdentity, share: Share) -> ShareRow | ImportResult:
+def _find_moved(tx: Transaction, taken: TakenShare, share: Share, nullifier: bytes) -> ShareRow | ImportResult:
     """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
-    round_no, mac, nullifier = identity
-    live = tx.fetch_one("get_share_id", (mac,))
-    if live is None:
-        is_confirmed = tx.fetch_one("has_tombstone", (round_no, mac)) is not None
-        # Neither live nor confirmed under its own key, so another share has its nullifier.
-        return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
-    row = load_row(tx, live[0])
+    if taken.is_confirmed:
+        return ImportResult.CONFIRMED
+    if taken.id_by_mac is None:  # another share has its nullifier
+        return ImportResult.QUEUED
+    row = load_row(tx, taken.id_by_mac)
     if row is None:
         return ImportResult.DAMAGED
     if _comparable_fields(row.share) != _comparable_fields(share):
