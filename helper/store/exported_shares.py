@@ -194,22 +194,16 @@ def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShar
 
 
 def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare) -> None:
-    """Move a share from WAITING to its exported state by legal transitions."""
-    if exported.state is ShareState.FAILED:
-        update_row(tx, row, row._replace(state=ShareState.FAILED.value))
-    elif exported.state is ShareState.SENT and may_have_been_sent(exported, tx.now_ms):
-        reveal = exported.reveal
-        assert reveal is not None
-        restore_message(tx, row, reveal._replace(decide_height=(reveal.last_sent_height or 0) + 1))
+    """Move a share from WAITING to its exported state by legal transitions.
 
-
-def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
-    """Return whether to keep an imported message: a send was started and `submit_at` is not in the future.
-
-    Any other message never left the other machine. It is dropped, and the share is proven again when it is due.
+    Its message is kept if a send was started and `submit_at` is not in the future. Any other message never left the
+    other machine. It is dropped, and the share is proven again when it is due.
     """
     reveal = exported.reveal
-    return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms
+    if exported.state is ShareState.FAILED:
+        update_row(tx, row, row._replace(state=ShareState.FAILED.value))
+    elif reveal is not None and reveal.sends and exported.share.submit_at * 1000 <= tx.now_ms:
+        restore_message(tx, row, reveal._replace(decide_height=(reveal.last_sent_height or 0) + 1))
 
 
 def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
