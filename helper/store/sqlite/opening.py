@@ -129,27 +129,21 @@ def open_database(
         except BaseException:
             lock.release(clean=False)
             raise
-    except OSError as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         if is_disk_full(error):
-            raise _disk_full_error(path) from error
-        raise StoreError(
-            f"cannot open {path}: {error.strerror}",
-            advice="Create the directory of [helper] db_path, and make it writable by the service's user.",
-        ) from error
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        if is_disk_full(error):
-            raise _disk_full_error(path) from error
+            raise StoreFull(
+                f"cannot open {path}: no space left on the disk of {path.parent}",
+                advice=f"Free space on that disk (`df -h {path.parent}`), and start again.",
+            ) from error
+        if isinstance(error, OSError):
+            raise StoreError(
+                f"cannot open {path}: {error.strerror}",
+                advice="Create the directory of [helper] db_path, and make it writable by the service's user.",
+            ) from error
         if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_ERROR:
             # All statements are valid for an undamaged file, so the schema of this file must be damaged.
             raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
         raise translate(error, str(path)) from error
-
-
-def _disk_full_error(path: Path) -> StoreFull:
-    return StoreFull(
-        f"cannot open {path}: no space left on the disk of {path.parent}",
-        advice=f"Free space on that disk (`df -h {path.parent}`), and start again.",
-    )
 
 
 def _open_locked(
