@@ -21,7 +21,7 @@ from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError, StoreForeign
 from helper.store.row_encryption import UNENCRYPTED, RowEncryption
 from helper.store.sqlite.displacement import file_size, wal_path
-from helper.store.sqlite.erasure import RETRY_SECONDS
+from helper.store.sqlite.erasure import RETRY_SECONDS, Eraser
 from helper.store.sqlite.errors import DiskHealth, UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.integrity_check import check_integrity
 from helper.store.sqlite.opening import OpenedDatabase, open_database
@@ -54,14 +54,9 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         return self.disk_health.displaced or self.disk_health.reason
 
     @property
-    def is_erasure_pending(self) -> bool:
-        """Whether the files may still contain deleted data."""
-        return self._opened is not None and self._opened.eraser.is_pending
-
-    @property
-    def erasure_pending_seconds(self) -> float:
-        """Seconds for which deleted rows have not been erased from the files; 0 if there are none."""
-        return 0.0 if self._opened is None else self._opened.eraser.pending_seconds
+    def eraser(self) -> Eraser | None:
+        """Erases the deleted rows of the file; None before it is open."""
+        return None if self._opened is None else self._opened.eraser
 
     # ------------------------------------------------------------------ the thread
 
@@ -231,7 +226,7 @@ class SqliteStore(Store):
             StoreError: nothing can be stored, or the database was closed before.
         """
         await self._writer.run(lambda _tx: None)
-        while self._writer.is_erasure_pending:
+        while (eraser := self._writer.eraser) is not None and eraser.is_pending:
             await asyncio.sleep(RETRY_SECONDS)
             await self._writer.run(lambda _tx: None)
 
@@ -276,4 +271,4 @@ class SqliteStore(Store):
     @property
     def erasure_pending_seconds(self) -> float:
         """Seconds for which deleted rows have not been erased from the files; 0 if there are none."""
-        return self._writer.erasure_pending_seconds
+        return 0.0 if self._writer.eraser is None else self._writer.eraser.pending_seconds
