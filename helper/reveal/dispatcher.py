@@ -54,10 +54,10 @@ _EXPECTED_REASONS = frozenset({PauseReason.BLOCKS_UNREAD, PauseReason.NO_NODE_IN
 
 @dataclass(frozen=True, slots=True)
 class BacklogClaim:
-    """Claimed shares, each with whether it has priority, and the next due time of the rounds that are not overdue."""
+    """Claimed shares, each with whether it has priority, and the rounds that are not overdue."""
 
     shares: list[tuple[ShareRow, bool]]
-    next_due_ms: int | None
+    on_time: list[bytes]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -115,8 +115,7 @@ class Backlog:
             has_priority = {share.id: is_first for share, is_first in selected}
             claimed = await self.store.run(claim_listed, list(has_priority), now=now) if selected else []
             if claimed or limit <= 0:
-                shares = [(queued, has_priority[queued.id]) for queued in claimed]
-                return BacklogClaim(shares, await self.store.next_due_ms(on_time))
+                return BacklogClaim([(queued, has_priority[queued.id]) for queued in claimed], on_time)
             # Other hosts were first, or an index is damaged: `claim_due` handles the latter.
             heads = await self._list_heads(heads, now, limit=first_limit + 1)
         return None
@@ -303,10 +302,12 @@ class Dispatcher:
                 gate.ends, now=now, chain_time=gate.chain_time, limit=free, first_limit=first_free
             )
             if claim is not None:
+                # First: no other task knows these claims, so an error before it would keep them until a restart.
                 self._start_claimed(claim.shares, due_ms, gate)
                 if len(claim.shares) < free:
                     return None
-                return self._deadline(gate, claim.next_due_ms, claimed_ms=int(now * 1000))
+                next_ms = await self.store.next_due_ms(claim.on_time)
+                return self._deadline(gate, next_ms, claimed_ms=int(now * 1000))
         if free <= 0:
             return math.inf
         claimed = await self.store.run(claim_due, now=now, limit=free, rounds=gate.ends)

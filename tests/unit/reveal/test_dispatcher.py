@@ -118,6 +118,17 @@ async def test_dispatch_of_overdue_shares_is_in_own_order_over_all_of_them(pipel
     assert keyed != sorted(keyed)
 
 
+async def test_shares_claimed_in_a_backlog_are_proven_although_the_next_read_fails(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(*range(1, 9))
+    pipeline.show_block(after=60)
+    pipeline.store.after_call["claim_listed"] = lambda: pipeline.store.failing_calls.add("next_due_ms")
+    async with pipeline.run_dispatcher():
+        await wait_for_length(pipeline.nodes.posts, 4)
+        pipeline.store.failing_calls.clear()
+        await pipeline.advance_when_idle(1)
+        await wait_for_length(pipeline.nodes.posts, 8)
+
+
 @pytest.mark.rule("R5")
 async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> None:
     slow = pipeline.prover.block(1)

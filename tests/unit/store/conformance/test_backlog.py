@@ -118,7 +118,8 @@ async def test_share_on_time_exceeds_limit_of_a_backlog_in_another_round(store: 
     claimed = await claim(create_backlog(store, clock), 0, first_limit=2)
 
     assert [(queued.round_id, is_first) for queued, is_first in claimed.shares] == [(OTHER_ROUND, True)]
-    assert claimed.next_due_ms == (int(LATE) + 7) * 1000
+    assert claimed.on_time == [OTHER_ROUND]
+    assert await store.next_due_ms(claimed.on_time) == (int(LATE) + 7) * 1000
 
 
 async def test_backlog_omits_shares_confirmed_since_they_were_listed(store: Store, clock: FakeClock) -> None:
