@@ -189,14 +189,15 @@ WHERE round_no = %(round_no)s AND state = 0
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY due_ms, rank LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
--- A share that another host has claimed becomes due again when its claim expires.
+-- A share that another host has claimed becomes due again when its claim expires. So does one of this host, which may
+-- not know of its claim: the outcome of a commit is unknown if the connection is lost during it.
 
 -- name: next_due
 SELECT k.round_id, least(
   (SELECT due_ms FROM shares
    WHERE round_no = k.no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) ORDER BY due_ms LIMIT 1),
   (SELECT (extract(epoch FROM min(c.until)) * 1000)::bigint FROM claims c JOIN shares s ON s.id = c.share_id
-   WHERE s.round_no = k.no AND c.host <> current_setting('application_name')
+   WHERE s.round_no = k.no AND (c.host <> current_setting('application_name') OR c.until < clock_timestamp())
      AND c.share_id NOT IN (SELECT share_id FROM damaged)))
 FROM round_keys k;
 

@@ -508,7 +508,9 @@ async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: P
     (queued,) = await claim_all_due(host_a)
     host_a._claims.fences.clear()  # the response of the commit was lost
     assert await claim_all_due(host_a) == []
+    assert await host_a.next_due_ms([ROUND]) is None
     expire_claims(backend)
+    assert await host_a.next_due_ms([ROUND]) is not None, "its dispatcher claims only what is due"
     (reclaimed,) = await claim_all_due(host_a)
     assert reclaimed.id == queued.id
 
