@@ -103,6 +103,23 @@ async def test_root_that_nodes_report_again_is_not_computed_again(monkeypatch: p
         assert computed == expected
 
 
+async def test_leaves_are_appended_in_parts_because_readers_of_the_tree_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, chain = TreeEnvironment(), FakeTree((60, *range(1, 11)))
+    sizes, run_sync = list[int](), anyio.to_thread.run_sync
+
+    async def record(function: Any, *args: Any) -> Any:
+        if function.__name__ == "append":
+            sizes.append(len(args[0]) // 32)
+        return await run_sync(function, *args)
+
+    monkeypatch.setattr(commitment_trees, "APPENDED_LEAVES", 4)
+    monkeypatch.setattr(anyio.to_thread, "run_sync", record)
+    chain.publish_to(*env.nodes)
+    await env.start_synced()
+    assert sizes == [4, 4, 2]
+    assert env.trees.anchor(ROUND_ID) == Anchor(60, 10, chain.tree.root())
+
+
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     env, chain = TreeEnvironment(), FakeTree()
     for height in range(60, 70):
@@ -392,6 +409,19 @@ async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pyte
     for node in env.nodes:
         requests = [path for path in node.requests if "/leaves?" in path]
         assert len(requests) == len(set(requests)), "no page is read twice"
+
+
+async def test_leaves_of_an_unfinished_reading_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    env, chain = TreeEnvironment("a", "b"), FakeTree(*((60 + number, 1 + number) for number in range(50)), (6000, 60))
+    chain.publish_to(*env.nodes)
+    await env.start()
+    await env.trees.sync(6000)
+    readings = env.trees._trees[ROUND_ID].readings
+    assert [[len(block.leaves) for block in reading.blocks] for reading in readings.values()] == [[50 * 32]] * 2
+    while env.trees.leaf(ROUND_ID, 50) is None:
+        await env.trees.sync(6000)
+    assert env.trees.anchor(ROUND_ID) == Anchor(6000, 51, chain.tree.root())
 
 
 async def test_leaves_without_end_end_a_sync_while_no_other_node_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
