@@ -45,6 +45,9 @@ MAX_READ_SECONDS: Final = 20.0
 block may have any number of results, so the seconds double while nodes are late and the others do not agree."""
 MAX_LATE_READ_SECONDS: Final = 600.0
 """Maximum of these seconds."""
+MAX_COMPARED: Final = 256
+"""Maximum number of nullifiers that are looked up because not every node reports them, as many as a block may count: a
+false node may report thousands, and each of them is a query of the thread that stores shares."""
 _CONCURRENT_TXS: Final = 8
 
 
@@ -131,11 +134,13 @@ class BlockReader:
         """
         pool = self._node_pool
         agreed = agreed_block(said, pool.needed, len(pool.nodes))
-        if agreed is None and len(said) >= pool.needed:
-            blocks = {name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}
-            unspent = frozenset(await self._list_unspent(frozenset[CountedNullifier]().union(*blocks.values())))
-            said = {**said, **{name: fact & unspent for name, fact in blocks.items()}}
-            agreed = agreed_block(said, pool.needed, len(pool.nodes))
+        blocks = {name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}
+        if agreed is None and len(blocks) >= pool.needed:
+            doubtful = frozenset.union(*blocks.values()) - frozenset.intersection(*blocks.values())
+            if len(doubtful) <= MAX_COMPARED:
+                known = doubtful.difference(await self._list_unspent(doubtful))
+                said = {**said, **{name: fact - known for name, fact in blocks.items()}}
+                agreed = agreed_block(said, pool.needed, len(pool.nodes))
         for node in pool.nodes if isinstance(agreed, frozenset) and len(said) > pool.needed else ():
             if said.get(node.name, agreed) not in (agreed, Pruned()):
                 error = ChainResponseError(f"block {height}: two other nodes report different reveals")

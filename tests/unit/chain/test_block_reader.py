@@ -15,7 +15,7 @@ from helper.chain import block_reader
 from helper.chain.block_reader import BlockReader, ChainLookups, RevealHistory, read_by_rest
 from helper.chain.chain_data import TxResult
 from helper.chain.node_pool import ReadOnlyNodePool
-from helper.chain.rest_client import HeightPrunedError
+from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainUnavailable
@@ -111,6 +111,29 @@ async def test_block_is_read_although_every_node_needs_longer_than_at_first(monk
     for _ in range(3):
         reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
     assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
+
+
+@pytest.mark.parametrize("is_compared", [True, False])
+async def test_reveals_that_not_every_node_reports_are_looked_up_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, *, is_compared: bool
+) -> None:
+    async def read(client: ChainClient, _height: int) -> frozenset[CountedNullifier]:
+        return common | (added if client.name == "a:1317" else frozenset())
+
+    async def find_all_spent(nullifiers: Iterable[CountedNullifier]) -> list[CountedNullifier]:
+        looked_up.append(frozenset(nullifiers))
+        return []
+
+    common, looked_up = frozenset({(MESSAGE.round_id, bytes(32))}), list[frozenset[CountedNullifier]]()
+    numbers = range(1, 1 + block_reader.MAX_COMPARED + (not is_compared))
+    added = frozenset((MESSAGE.round_id, number.to_bytes(32)) for number in numbers)
+    monkeypatch.setattr(block_reader, "read_by_rest", read)
+    clock = FakeClock()
+    pool = FakeNetwork(**{name: chain(clock, 0, "") for name in "ab"}).create_node_pool(clock)
+    await pool.probe_all()
+    reading = await BlockReader(pool, find_all_spent).read(SECOND, starts_backoff=False, asks_both=False)
+    assert looked_up == [added] * is_compared
+    assert reading.reveals == (common if is_compared else None)
 
 
 async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:
