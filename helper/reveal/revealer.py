@@ -47,7 +47,9 @@ MIN_WINDOW_SECONDS: Final = 20.0
 MAX_FREE_CRASHES = 2
 """Number of prover crashes on one share that do not spend an attempt."""
 TREE_RETRY_SECONDS = 2.0
-"""Seconds until a share is retried if no verified root covers its leaf yet."""
+"""Minimum seconds until a share is retried if no verified root covers its leaf yet."""
+MAX_TREE_RETRY_SECONDS = 600.0
+"""Maximum of these seconds, which are a tenth of the share's lateness, or of the time left if that is shorter."""
 MAX_LAST_ROOTS = 4096
 """Number of shares whose last root is in memory. It only matters to shares that are proven again."""
 
@@ -275,9 +277,15 @@ class Revealer:
             self.stats.lateness_start.add_sample(self.clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: ShareRow) -> None:
-        """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
+        """Requeue without spending an attempt; the delay prevents a busy loop until the next block.
+
+        It grows, because the leaf may be one that a false node had invented, and there may be many such shares.
+        """
         self.stats.count("retry_tree")
-        retry_ms = int((self.node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
+        now = self.node_pool.wall_time()
+        longest = min(now - queued.first_due_ms / 1000, self.attempts.seconds_left(queued.round_id)) / 10
+        delay = max(TREE_RETRY_SECONDS, min(longest, MAX_TREE_RETRY_SECONDS))
+        retry_ms = int((now + delay) * 1000)
         note = "no verified root covers this leaf yet"
         await self.store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 

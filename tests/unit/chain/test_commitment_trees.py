@@ -311,6 +311,37 @@ async def test_node_that_adds_leaves_to_those_of_another_hides_no_root(hosts: tu
     assert chosen in ([True, False] * 2, [False, True] * 2), "each second proof is for the honest node's root"
 
 
+async def test_share_of_another_leaf_than_the_agreed_one_is_not_proven() -> None:
+    env, chain = await sync_tree()
+    assert env.trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 2)) == Anchor(60, 2, chain.tree.root())
+    assert env.trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 3)) is None
+
+
+async def test_leaves_of_a_refuted_node_are_proven_only_while_no_other_node_is_usable() -> None:
+    env, chain = await sync_tree("liar", "honest", "other")
+    liar, *others = env.nodes
+    anchors = []
+    for height in range(70, 76):  # the liar always adds one leaf to the true ones
+        chain.grow_on(others, height, height)
+        false = FakeTree((60, 1, 2), *((known, known) for known in range(70, height + 1)), (height + 1, 1000 + height))
+        false.publish_to(liar)
+        for first in (1, 0):
+            await env.sync_with_first(first)
+            get_leaf = partial(encode_leaf, 1000 + height)
+            anchors.append(env.trees.find_anchor(ROUND_ID, len(chain.tree), get_leaf))
+        assert env.trees.find_anchor(ROUND_ID, len(chain.tree) - 1, partial(encode_leaf, height)) is not None
+    assert anchors[1] is not None, "nothing contradicts it yet"
+    assert anchors[-4:] == [None] * 4
+    tree = env.trees._trees[ROUND_ID]
+    assert tree.refuted == {"liar:1317"}
+    assert tree.served["liar:1317"].root == false.tree.root()
+    for node in env.endpoints.nodes[1:]:
+        env.endpoints.start_backoff(node, "restarts")
+    anchor = env.trees.find_anchor(ROUND_ID, len(chain.tree), get_leaf)
+    assert anchor is not None
+    assert anchor.root == false.tree.root()
+
+
 @pytest.mark.parametrize("hosts", [("liar", "honest"), ("honest", "liar")])
 async def test_true_root_at_a_false_height_is_used_for_every_second_proof_only(hosts: tuple[str, ...]) -> None:
     env, chain = await sync_tree(*hosts)

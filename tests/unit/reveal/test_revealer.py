@@ -97,6 +97,21 @@ async def test_worker_crash_spends_attempt_from_third_time(pipeline: Pipeline) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("lateness", "left", "delay"), [(10, 3600, 2), (60, 3600, 6), (7200, 86_400, 600), (7200, 300, 30), (7200, 10, 2)]
+)
+async def test_share_whose_leaf_stays_absent_is_retried_ever_less_often(
+    pipeline: Pipeline, lateness: int, left: int, delay: int
+) -> None:
+    pipeline.trees.newest = None
+    pipeline.rounds.end = START_TIME + lateness + left
+    await pipeline.enqueue(1)
+    pipeline.show_block(after=lateness)
+    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    now_ms = (START_TIME + lateness) * 1000
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 0, now_ms + delay * 1000)
+
+
 async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded(pipeline: Pipeline) -> None:
     pipeline.prover.failures[1] = [ProverCrashed("killed")] * 3
     rows: list[object] = []
