@@ -148,10 +148,8 @@ def _import_share(
 
 def _find_moved(tx: Transaction, taken: TakenShare, share: Share, nullifier: bytes) -> ShareRow | ImportResult:
     """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
-    if taken.is_confirmed:
+    if taken.is_confirmed or taken.id_by_mac is None:
         return ImportResult.CONFIRMED
-    if taken.id_by_mac is None:  # another share has its nullifier
-        return ImportResult.QUEUED
     row = load_row(tx, taken.id_by_mac)
     if row is None:
         return ImportResult.DAMAGED

@@ -45,6 +45,9 @@ class EnqueueOperation:
     QUEUED if it is now on disk. MOVED_UP if it waits and its due time is now the earlier one of this post. DUPLICATE if
     its key is known in any state or its nullifier is spent, CLOSED if its round is closed; then nothing
     changes.
+
+    The same share at another position of the tree is another one until its nullifier is spent: a false node may have
+    served its leaf at the position that was posted first, and it can be proven only at the other.
     """
 
     share: Share
@@ -72,12 +75,12 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     outcomes: list[EnqueueResult] = []
     rows: list[ShareRow] = []
     messages: list[tuple[ShareRow, RevealRow]] = []
-    in_batch: dict[bytes | tuple[int, bytes], int] = {}  # index of the row in `rows`
+    in_batch: dict[bytes, int] = {}  # by mac: index of the row in `rows`
     for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
-        round_no, mac, nullifier = identity
+        mac = identity[1]
         row: ShareRow | None = None
         outcome = EnqueueResult.DUPLICATE
-        if mac not in in_batch and (round_no, nullifier) not in in_batch:
+        if mac not in in_batch:
             if index in damaged:
                 row, message = _create_replacement(tx, operation, identity, damaged[index])
                 if row is not None and message is not None:
@@ -90,7 +93,7 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
             rows[at] = _move_up(rows[at], operation)
             outcome = EnqueueResult.MOVED_UP
         if row is not None:
-            in_batch[mac] = in_batch[round_no, nullifier] = len(rows)
+            in_batch[mac] = len(rows)
             rows.append(row)
             outcome = EnqueueResult.MOVED_UP if index in waiting else EnqueueResult.QUEUED
         outcomes.append(outcome)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final
 
 import psycopg
@@ -115,14 +114,7 @@ class PostgresTransaction(Transaction):
         if not identities:
             return {}
         rounds, macs, nullifiers = map(list, zip(*identities, strict=True))
-        tags = [self.encryption.nullifier_tags(nullifier) for nullifier in nullifiers]
-        params = {
-            "rounds": rounds,
-            "macs": macs,
-            "nullifiers": nullifiers,
-            "tags": list(chain.from_iterable(tags)),
-            "keys": len(tags[0]),
-        }
+        params = {"rounds": rounds, "macs": macs, "nullifiers": nullifiers}
         return {index: TakenShare(*known) for index, *known in self.fetch_all("find_taken", params)}
 
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:

@@ -139,6 +139,28 @@ async def test_enqueue_earlier_time_does_not_shorten_a_retry(store: Store, backe
     assert backend.query_rows("SELECT * FROM shares") == before
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+async def test_share_at_a_false_position_does_not_keep_it_from_being_stored_at_the_true_one(
+    store: Store, *, is_together: bool
+) -> None:
+    posted = make_posted_share(1)
+    position = posted.share.tree_position
+    posts = [
+        shares.EnqueueOperation(replace(posted.share, tree_position=position + shift), posted.nullifier, now=NOW)
+        for shift in (50, 0)
+    ]
+    results = await asyncio.gather(*map(store.run, posts)) if is_together else [await store.run(op) for op in posts]
+    assert results == [EnqueueResult.QUEUED] * 2
+    claimed = await claim_all_due(store)
+    assert sorted(queued.share.tree_position for queued in claimed) == [position, position + 50]
+
+    confirmed = await store.run(blocks.apply_blocks, [(7, 7)], [(ROUND, posted.nullifier)])
+
+    assert sorted(confirmed) == sorted(queued.id for queued in claimed)
+    assert await store.count_shares() == {ROUND: {ShareState.CONFIRMED: 2}}
+    assert [await store.run(op) for op in posts] == [EnqueueResult.DUPLICATE] * 2
+
+
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
     await store.run(rounds.save_rounds, [make_stored_round()], NOW)
