@@ -32,7 +32,7 @@ MAX_TREE_POSITION: Final = 2**24 - 1
 _INDEX: Final = IntegerField("Which of the vote's shares this is.", 0, SHARE_COUNT - 1, default=0)
 _POINT: Final = Base64Field("A compressed Pallas point, not the identity.")
 
-_KEY = struct.Struct(">32sBIQ")
+_KEY = struct.Struct(">32sBIQB32s")
 
 
 class ShareState(IntEnum):
@@ -91,21 +91,28 @@ TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyTyp
 class ShareKey(NamedTuple):
     """Identity of a share, independent of its due time.
 
+    The last two bind the content, because a position does not: until the leaves are agreed, a false node can serve
+    another leaf there, and a share of that leaf must not make the voter's share known.
+
     Attributes:
         round_id: 32 bytes.
         share_index: 0 to 15.
         proposal_id: 1 or more.
         tree_position: leaf index of the vote commitment, below 2^24.
+        vote_decision: 0 to 7.
+        shares_hash: 32 bytes.
     """
 
     round_id: bytes
     share_index: int
     proposal_id: int
     tree_position: int
+    vote_decision: int
+    shares_hash: bytes
 
     def encode(self) -> bytes:
-        """Encode the key as 45 bytes for hashing: fixed widths, big-endian, so the encoding is injective."""
-        return _KEY.pack(self.round_id, self.share_index, self.proposal_id, self.tree_position)
+        """Encode the key as 78 bytes for hashing: fixed widths, big-endian, so the encoding is injective."""
+        return _KEY.pack(*self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,14 @@ class Share:
     @property
     def key(self) -> ShareKey:
         """The identity of the share."""
-        return ShareKey(self.round_id, self.share_index, self.proposal_id, self.tree_position)
+        return ShareKey(
+            self.round_id,
+            self.share_index,
+            self.proposal_id,
+            self.tree_position,
+            self.vote_decision,
+            self.shares_hash,
+        )
 
 
 SHARE_FIELDS: Final = list_fields(Share)

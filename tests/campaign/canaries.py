@@ -22,7 +22,7 @@ def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
     name = vote.commitment.hex()[:8]
     secrets = {f"shares hash of {name}": vote.shares_hash}
     for share, commitment in zip(vote.shares, vote.share_comms, strict=True):
-        key = ShareKey(vote.round_id, share.index, vote.proposal_id, position)
+        key = ShareKey(vote.round_id, share.index, vote.proposal_id, position, vote.vote_decision, vote.shares_hash)
         held = {"blind": share.blind, "c1": share.c1, "c2": share.c2, "commitment": commitment, "key": key.encode()}
         secrets |= {f"{what} {share.index} of {name}": value for what, value in held.items()}
     return secrets

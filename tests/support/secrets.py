@@ -16,11 +16,13 @@ LEAVES_BEYOND_HEIGHTS = 5000
 def collect_secrets(vote: CastVote) -> dict[str, bytes]:
     """Return values that must never be in a log, nor in a file after the confirmation of the vote's shares."""
     secrets = {"shares_hash": vote.ballot.shares_hash, "commitments": b"".join(vote.ballot.share_comms)}
-    for share in vote.ballot.shares:
+    ballot = vote.ballot
+    for share in ballot.shares:
         secrets[f"blind {share.index}"] = share.blind
         secrets[f"c1 {share.index}"] = share.c1
         secrets[f"c2 {share.index}"] = share.c2
-        key = ShareKey(vote.ballot.round_id, share.index, vote.ballot.proposal_id, vote.position)
+        content = ballot.vote_decision, ballot.shares_hash
+        key = ShareKey(ballot.round_id, share.index, ballot.proposal_id, vote.position, *content)
         secrets[f"key {share.index}"] = key.encode()
     return secrets
 

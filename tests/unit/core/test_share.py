@@ -33,6 +33,8 @@ keys = st.builds(
     share_index=st.integers(0, 15),
     proposal_id=st.integers(1, 50),
     tree_position=st.integers(0, 2**24 - 1),
+    vote_decision=st.integers(0, 7),
+    shares_hash=st.binary(min_size=32, max_size=32),
 )
 
 
@@ -64,16 +66,17 @@ def test_unknown_state_is_refused_with_the_list() -> None:
 
 @given(keys, keys)
 def test_share_key_encoding_is_unique(a: ShareKey, b: ShareKey) -> None:
-    assert len(a.encode()) == 45
+    assert len(a.encode()) == 78
     assert (a.encode() == b.encode()) == (a == b)
 
 
 def test_share_key_excludes_time_and_witness() -> None:
     share = make_posted_share(1).share
-    other = replace(share, submit_at=99, primary_blind=bytes(32), vote_decision=7)
+    other = replace(share, submit_at=99, primary_blind=bytes(32))
 
     assert share.key == other.key
-    assert share.key != replace(share, tree_position=5).key
+    for change in ({"tree_position": 5}, {"vote_decision": 7}, {"shares_hash": bytes(32)}):
+        assert share.key != replace(share, **change).key
 
 
 def test_share_repr_shows_no_witness() -> None:

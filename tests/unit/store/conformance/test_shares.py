@@ -161,6 +161,20 @@ async def test_share_at_a_false_position_does_not_keep_it_from_being_stored_at_t
     assert [await store.run(op) for op in posts] == [EnqueueResult.DUPLICATE] * 2
 
 
+async def test_share_of_an_invented_leaf_does_not_keep_the_share_at_its_position_from_being_stored(
+    store: Store,
+) -> None:
+    posted = make_posted_share(1)
+    for change in ({"shares_hash": bytes(32)}, {"vote_decision": 7}):
+        invented = shares.EnqueueOperation(replace(posted.share, **change), os.urandom(32), now=NOW)
+        assert await store.run(invented) is EnqueueResult.QUEUED
+        assert not await store.is_known(posted.share.key)
+
+    assert await enqueue(store, posted) is EnqueueResult.QUEUED
+
+    assert posted.share in [queued.share for queued in await claim_all_due(store)]
+
+
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
     posted = make_posted_share(1)
     await store.run(rounds.save_rounds, [make_stored_round()], NOW)
