@@ -1,8 +1,9 @@
 """Follows the chain: reads the ledger's unread blocks and stores the counted nullifiers.
 
 Only blocks confirm a share. Two loops read them, so that old blocks never delay current confirmations: one the blocks
-above the greatest height read, one the gaps below it, newest first. A gap after downtime, a rescan and a block that
-could not be read are alike. A block on which too few nodes agree is deferred; the others are read meanwhile.
+above the greatest height read, one the gaps below it, newest first. A third loop asks about reveals that no block has
+confirmed: there may be thousands, and a node may take seconds for each answer. A gap after downtime, a rescan and a
+block that could not be read are alike. A block on which too few nodes agree is deferred; the others are read meanwhile.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class BlockFollower:
         self._dispute, self._stall = LoggedProblem(), LoggedProblem()
         self._first_head_height: int | None = None
         self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
-        self._new_head, self._new_gap = asyncio.Event(), asyncio.Event()
+        self._new_head, self._new_gap, self._new_check = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._was_ready = False
         self._reported_height: int | None = None
         self._in_sync_count = 0
@@ -197,6 +198,7 @@ class BlockFollower:
         """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self.read_gaps, self._new_gap, shares_time=True))
+            group.create_task(self._repeat(self.check_sent, self._new_check))
             await self._repeat(self.read_new, self._new_head)
 
     async def _repeat(
@@ -253,6 +255,11 @@ class BlockFollower:
         if ledger is None or not self.is_leader() or not self._has_agreed_head:
             return False
         return await self._read(ledger, 0 if len(self._deferred) < MAX_DEFERRED else min(self._deferred), ledger.top)
+
+    async def check_sent(self) -> bool:
+        """Confirm sent reveals that nodes report as spent, if that is due. Returns False: a block causes the next."""
+        self._report_confirmed(await self._check_spent(self.height or 0))
+        return False
 
     @property
     def _has_agreed_head(self) -> bool:
@@ -329,7 +336,7 @@ class BlockFollower:
         if agreed or pruned:
             await self._note_read(ledger, [height for height in heights if readings[height].reveals is not None])
         if agreed and is_new:
-            self._report_confirmed(await self._check_spent(agreed[-1][1]))
+            self._new_check.set()
         self._report_problems(readings)
         return bool(agreed or pruned)
 

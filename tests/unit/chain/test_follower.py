@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,6 +86,7 @@ class Environment:
 
     async def follow(self) -> None:
         await self.read_new()
+        await self.follower.check_sent()
         while await self.follower.read_gaps():
             pass
 
@@ -801,3 +803,29 @@ async def test_share_that_two_nodes_report_as_spent_ten_blocks_later_is_confirme
         node.add_transaction(500, reveal(1).to_tx(), reveal_result(1))
         assert await check(height - 1) == []
         assert await check(height) == confirmed
+
+
+@both_transports
+async def test_questions_about_sent_reveals_delay_no_new_block(rpc: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never_answer(*_: object) -> bool:
+        asked.set()
+        await anyio.sleep_forever()
+        return True
+
+    env, asked = NodePairEnvironment(rpc=rpc, height=1000, cursor=998), asyncio.Event()
+    await env.sync_rounds()
+    env.store.add_sent(replace(sent_reveal(1), first_sent_height=980, last_outcome="SPENT"))
+    for node in env.endpoints.nodes:
+        monkeypatch.setattr(node.client, "tx", never_answer)
+        if node.rpc is not None:
+            monkeypatch.setattr(node.rpc, "is_spent", never_answer)
+    following = asyncio.create_task(env.follower.run())
+    await env.endpoints.probe_all()
+    async with asyncio.timeout(10):
+        await asked.wait()
+    for fake in env.nodes:
+        fake.height = 1003
+    await env.endpoints.probe_all()
+    await wait_until(lambda: env.follower.height == 1003)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
