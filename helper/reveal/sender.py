@@ -338,13 +338,14 @@ class Sender:
         Args:
             found_by: the node that reports a block in which the proof was refused.
         """
-        circuit, head = reveal.row.circuit, self.node_pool.head
+        # The circuit is learnt from later blocks, so one node's height must not count.
+        circuit, height = reveal.row.circuit, self.node_pool.agreed_height or 0
         verdicts = self._states.get(reveal.share_id).verdicts
         needed = min(self.node_pool.needed, len(self.node_pool.usable_nodes))
         if not send_policy.is_disputed(reveal, verdicts.values(), self.node_pool.needed):
             refusers = {name for name, verdict in verdicts.items() if verdict is Verdict.BAD_PROOF}
             refusers |= self.circuits.refusers.get(circuit, set()) | ({found_by.name} if found_by else set())
-            self.circuits.record_refused(circuit, 0 if head is None else head.height, refusers, needed=needed)
+            self.circuits.record_refused(circuit, height, refusers, needed=needed)
         self.circuits.use_other(reveal.share_id, circuit)
 
     # ---------------------------------------------------------------- one send

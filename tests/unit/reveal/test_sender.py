@@ -279,6 +279,21 @@ async def test_proof_of_an_earlier_run_is_not_checked_against_the_root_of_anothe
     assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
 
 
+async def test_false_height_of_the_only_node_in_sync_keeps_no_later_block_from_naming_the_circuit(
+    pipeline: Pipeline,
+) -> None:
+    share_id = await pipeline.prepare_message()
+    liar, honest = pipeline.endpoints.nodes
+    pipeline.record_head(liar, BlockHead(CHAIN_ID, 10**9, pipeline.clock.now()))
+    for _ in range(2):
+        honest.health.record_failed_probe("restarts", has_responded=False, started_at=pipeline.clock.monotonic())
+    pipeline.endpoints.apply_probes()
+    pipeline.nodes.replies[FIRST_NODE] = BAD_PROOF_REPLY
+    await pipeline.sender.send(share_id)
+    assert pipeline.circuits.current == "k11"
+    assert pipeline.circuits._height == pipeline.height
+
+
 @pytest.mark.parametrize("reply", [BAD_PROOF_REPLY, reply_with(400, error="validation failed: anchor height is zero")])
 async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or_share(
     pipeline: Pipeline, reply: NodeReply
