@@ -15,7 +15,7 @@ from typing import Final
 from helper.core.share import Share, ShareState
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, HistoryEntry
-from helper.store.shares import IDLE_STATES, create_row, requeue_failed
+from helper.store.shares import IDLE_STATES, create_row, find_known_shares, requeue_failed
 from helper.store.table_rows import RevealRow, ShareRow, share_ref, with_check
 from helper.store.transaction import ShareIdentity, TakenShare, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
@@ -131,7 +131,7 @@ def _import_share(
     result = ImportResult.IMPORTED
     if stored_round.closed_ms is not None:
         result = ImportResult.CLOSED
-    elif (taken := tx.find_taken([(key.no, mac, nullifier)]).get(0)) is not None:
+    elif (taken := find_known_shares(tx, [(key.no, mac, nullifier)]).get(0)) is not None:
         known = _find_moved(tx, taken, exported.share, nullifier)
         result = known if isinstance(known, ImportResult) else ImportResult.RESTORED
         if isinstance(known, ShareRow) and not dry_run:
@@ -148,8 +148,10 @@ def _import_share(
 
 def _find_moved(tx: Transaction, taken: TakenShare, share: Share, nullifier: bytes) -> ShareRow | ImportResult:
     """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
-    if taken.is_confirmed or taken.id_by_mac is None:
+    if taken.is_confirmed:
         return ImportResult.CONFIRMED
+    if taken.id_by_mac is None:  # a damaged index hides it
+        return ImportResult.QUEUED
     row = load_row(tx, taken.id_by_mac)
     if row is None:
         return ImportResult.DAMAGED

@@ -32,6 +32,8 @@ HEALED_NOTE: Final = "posted again; replaced a damaged row"
 LOST_MESSAGE_DELAY_MS: Final = 60_000
 """Delay of a new proof if the message is damaged too: about ten blocks, as before the first new proof."""
 
+_MAX_KEYS_COMPARED: Final = 16
+"""Maximum number of shares with one nullifier whose keys are compared: a false node may have served many positions."""
 _RECEIVED: Final = ShareState.WAITING.value
 _WORKING: Final = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
 IDLE_STATES: Final = frozenset({ShareState.WAITING, ShareState.FAILED})
@@ -65,12 +67,12 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     A share whose row is damaged is stored in place of it: a damaged row is never processed, so the share would be lost
     on this host although the wallet has posted it again. A known share that waits gets the earlier due time: another
     client that has seen it may have posted it first, with the latest one, and could reveal it anyway. The results
-    equal those of enqueueing the shares one by one, but many shares need only one query and one statement, and one more
-    query if any of them is known.
+    equal those of enqueueing the shares one by one, but many shares need only one query and one statement, one more query
+    if any of them is known, and two for each whose nullifier is queued under another key.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
-    taken = tx.find_taken(identities)
+    taken = find_known_shares(tx, identities)
     damaged, waiting = _find_known(tx, operations, taken)
     outcomes: list[EnqueueResult] = []
     rows: list[ShareRow] = []
@@ -109,6 +111,21 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     for round_no, number in Counter(row.round_no for row in rows).items():
         tx.adjust_count(round_no, ShareState.WAITING, number)
     return outcomes
+
+
+def find_known_shares(tx: Transaction, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
+    """Return the identities that are known or spent, by index.
+
+    A live share with the same nullifier is the same one only if its key is too; a damaged index can hide that.
+    """
+    taken = tx.find_taken(identities)
+    for index, known in [*taken.items()]:
+        round_no, mac, nullifier = identities[index]
+        if known.id_by_mac is None and not known.is_confirmed:
+            ids = [share_id for share_id, *_ in tx.find_shares_by_nullifier([(round_no, nullifier)])]
+            if all(stored.row.mac != mac for stored in tx.read_stored_shares(ids[:_MAX_KEYS_COMPARED])):
+                del taken[index]
+    return taken
 
 
 def _create_new(tx: Transaction, operation: EnqueueOperation, identity: ShareIdentity) -> ShareRow | None:

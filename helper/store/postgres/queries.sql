@@ -147,6 +147,8 @@ ON CONFLICT (round_no, state, part) DO UPDATE SET n = counters.n + excluded.n;
 
 -- ---------------------------------------------------------------- shares: enqueue
 
+-- A nullifier has one tag per key; the tags of a nullifier are adjacent.
+
 -- name: find_taken
 SELECT a.idx - 1,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
@@ -155,6 +157,10 @@ SELECT a.idx - 1,
 FROM unnest(%(rounds)s::bigint[], %(macs)s::bytea[], %(nullifiers)s::bytea[])
   WITH ORDINALITY AS a (round_no, mac, nullifier, idx)
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
+  OR EXISTS (
+    SELECT 1 FROM shares
+    WHERE tag = ANY ((%(tags)s::bytea[])[(a.idx - 1) * %(keys)s + 1 : a.idx * %(keys)s]) AND round_no = a.round_no
+  )
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 

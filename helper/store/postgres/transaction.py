@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import psycopg
@@ -114,7 +115,14 @@ class PostgresTransaction(Transaction):
         if not identities:
             return {}
         rounds, macs, nullifiers = map(list, zip(*identities, strict=True))
-        params = {"rounds": rounds, "macs": macs, "nullifiers": nullifiers}
+        tags = [self.encryption.nullifier_tags(nullifier) for nullifier in nullifiers]
+        params = {
+            "rounds": rounds,
+            "macs": macs,
+            "nullifiers": nullifiers,
+            "tags": list(chain.from_iterable(tags)),
+            "keys": len(tags[0]),
+        }
         return {index: TakenShare(*known) for index, *known in self.fetch_all("find_taken", params)}
 
     def read_stored_shares(self, share_ids: Sequence[int]) -> list[StoredShare]:

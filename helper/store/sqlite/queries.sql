@@ -14,16 +14,18 @@ ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;
 
 -- ---------------------------------------------------------------- shares: enqueue
 
--- Its columns are read from indexes only, because a row may be unreadable.
+-- A live share with the same nullifier is found too. Its columns are read from indexes only, because its row may be
+-- unreadable. One row of values per share and key, because a nullifier has a tag for each key.
 
 -- name: find_taken
-WITH identities (idx, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
+WITH identities (idx, round_no, mac, nullifier, tag) AS (VALUES (?, ?, ?, ?, ?))
 SELECT idx,
   EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
     OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier),
   (SELECT id FROM shares WHERE mac = a.mac)
 FROM identities AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
+  OR EXISTS (SELECT 1 FROM shares WHERE tag = a.tag AND round_no = a.round_no)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 

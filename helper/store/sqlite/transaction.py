@@ -55,7 +55,11 @@ class SqliteTransaction(Transaction):
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> dict[int, TakenShare]:
         """Return the identities that are already stored or spent, by index."""
-        params = [(index, *identity) for index, identity in enumerate(identities)]
+        params = [
+            (index, *identity, tag)
+            for index, identity in enumerate(identities)
+            for tag in self.encryption.nullifier_tags(identity[2])
+        ]
         return {
             index: TakenShare(bool(is_confirmed), id_by_mac)
             for rows in self._execute_multi_row("find_taken", params)
