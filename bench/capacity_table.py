@@ -89,11 +89,7 @@ def format_table(lines_by_name: Sequence[Mapping[str, Any]]) -> str:
 def _format_line(line: Mapping[str, Any] | None) -> list[str]:
     if line is None or not line["rates"]:
         return [*["–"] * len(PROVER_COUNTS), "not measured"]
-    at = (
-        f"none up to {PROVER_COUNTS[-1]} hosts"
-        if line["at"] is None
-        else f"{line['breaks']}, with {line['at']} hosts"
-    )
+    at = f"none up to {PROVER_COUNTS[-1]} hosts" if line["at"] is None else f"{line['breaks']}, with {line['at']} hosts"
     return [*(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in line["rates"]), at]
 
 
