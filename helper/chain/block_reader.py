@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import combinations
 from typing import Final, NamedTuple, TypeVar
 
 import anyio
@@ -46,7 +47,7 @@ block may have any number of results, so the seconds double while nodes are late
 MAX_LATE_READ_SECONDS: Final = 600.0
 """Maximum of these seconds."""
 MAX_COMPARED: Final = 256
-"""Maximum number of nullifiers that are looked up because not every node reports them, as many as a block may count: a
+"""Maximum number of nullifiers in which two nodes may differ and still be compared, as many as a block may count: a
 false node may report thousands, and each of them is a query of the thread that stores shares."""
 _CONCURRENT_TXS: Final = 8
 
@@ -136,8 +137,9 @@ class BlockReader:
         agreed = agreed_block(said, pool.needed, len(pool.nodes))
         blocks = {name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}
         if agreed is None and len(blocks) >= pool.needed:
-            doubtful = frozenset.union(*blocks.values()) - frozenset.intersection(*blocks.values())
-            if len(doubtful) <= MAX_COMPARED:
+            differences = [one ^ other for one, other in combinations(blocks.values(), 2)]
+            doubtful = frozenset[CountedNullifier]().union(*(each for each in differences if len(each) <= MAX_COMPARED))
+            if doubtful:
                 known = doubtful.difference(await self._list_unspent(doubtful))
                 said = {**said, **{name: fact - known for name, fact in blocks.items()}}
                 agreed = agreed_block(said, pool.needed, len(pool.nodes))

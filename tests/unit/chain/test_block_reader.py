@@ -113,27 +113,28 @@ async def test_block_is_read_although_every_node_needs_longer_than_at_first(monk
     assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
 
 
-@pytest.mark.parametrize("is_compared", [True, False])
-async def test_reveals_that_not_every_node_reports_are_looked_up_within_a_limit(
-    monkeypatch: pytest.MonkeyPatch, *, is_compared: bool
+@pytest.mark.parametrize(("nodes", "excess", "is_agreed"), [("ab", 0, True), ("ab", 1, False), ("abc", 1, True)])
+async def test_reveals_that_two_nodes_report_differently_are_looked_up_within_a_limit(
+    nodes: str, excess: int, monkeypatch: pytest.MonkeyPatch, *, is_agreed: bool
 ) -> None:
     async def read(client: ChainClient, _height: int) -> frozenset[CountedNullifier]:
-        return common | (added if client.name == "a:1317" else frozenset())
+        return common | {"a:1317": added, "c:1317": again}.get(client.name, frozenset())
 
     async def find_all_spent(nullifiers: Iterable[CountedNullifier]) -> list[CountedNullifier]:
         looked_up.append(frozenset(nullifiers))
         return []
 
-    common, looked_up = frozenset({(MESSAGE.round_id, bytes(32))}), list[frozenset[CountedNullifier]]()
-    numbers = range(1, 1 + block_reader.MAX_COMPARED + (not is_compared))
-    added = frozenset((MESSAGE.round_id, number.to_bytes(32)) for number in numbers)
+    common, again, *others = (
+        frozenset({(MESSAGE.round_id, number.to_bytes(32))}) for number in range(2 + block_reader.MAX_COMPARED + excess)
+    )
+    added, looked_up = frozenset[CountedNullifier]().union(*others), list[frozenset[CountedNullifier]]()
     monkeypatch.setattr(block_reader, "read_by_rest", read)
     clock = FakeClock()
-    pool = FakeNetwork(**{name: chain(clock, 0, "") for name in "ab"}).create_node_pool(clock)
+    pool = FakeNetwork(**{name: chain(clock, 0, "") for name in nodes}).create_node_pool(clock)
     await pool.probe_all()
     reading = await BlockReader(pool, find_all_spent).read(SECOND, starts_backoff=False, asks_both=False)
-    assert looked_up == [added] * is_compared
-    assert reading.reveals == (common if is_compared else None)
+    assert looked_up == {0: [added], 1: [again] if is_agreed else []}[excess]
+    assert reading.reveals == (common if is_agreed else None)
 
 
 async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:
