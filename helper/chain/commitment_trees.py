@@ -241,10 +241,12 @@ class RoundTree:
             reading = self.readings[key] = LeafReading(max(1, branch.next_height))
         try:
             known = len(reading.blocks)
-            is_complete = await client.read_leaves(
-                round_id, reading, state.height, max_count=max_count, seconds=limits.seconds
-            )
-            reading.blocks[known:] = _join(reading.blocks[known:])
+            try:
+                is_complete = await client.read_leaves(
+                    round_id, reading, state.height, max_count=max_count, seconds=limits.seconds
+                )
+            finally:
+                reading.blocks[known:] = _join(reading.blocks[known:])
             if not is_complete:
                 return False
             await branch.extend(reading.blocks, round_id, state)

@@ -18,6 +18,8 @@ from structlog.testing import capture_logs
 from helper.chain import commitment_trees
 from helper.chain.chain_data import Anchor
 from helper.chain.commitment_trees import CONCURRENT_ROUNDS, MAX_ANCHORS, WAKES_PER_ITERATION
+from helper.chain.node_http import NoResponse
+from helper.chain.rest_client import ChainClient
 from helper.core.refusals import PauseReason
 from helper.errors import ChainUnavailable, StoreError
 from helper.store import rounds
@@ -442,14 +444,25 @@ async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pyte
         assert len(requests) == len(set(requests)), "no page is read twice"
 
 
-async def test_leaves_of_an_unfinished_reading_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_leaves_of_an_unfinished_reading_are_joined(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    async def read_one_page(client: ChainClient, path: str, *args: Any, params: Any = None, **options: Any) -> Any:
+        if path.endswith("/leaves") and params["from_height"] != "55":
+            raise NoResponse("connection reset", sent=True)
+        return await get(client, path, *args, params=params, **options)
+
     env, chain = TreeEnvironment("a", "b"), FakeTree(*((60 + number, 1 + number) for number in range(50)), (6000, 60))
     chain.publish_to(*env.nodes)
-    await env.start()
-    await env.trees.sync(6000)
+    with monkeypatch.context() as patch:
+        get = ChainClient._get
+        patch.setattr(*(ChainClient, "_get", read_one_page) if fails else (commitment_trees, "MAX_READ_SECONDS", 0.0))
+        await env.start()
+        with suppress(ChainUnavailable):
+            await env.trees.sync(6000)
     readings = env.trees._trees[ROUND_ID].readings
     assert [[len(block.leaves) for block in reading.blocks] for reading in readings.values()] == [[50 * 32]] * 2
+    env.clock.advance(60)
+    await env.endpoints.probe_all()
     while env.trees.leaf(ROUND_ID, 50) is None:
         await env.trees.sync(6000)
     assert env.trees.anchor(ROUND_ID) == Anchor(6000, 51, chain.tree.root())
