@@ -47,9 +47,9 @@ MIN_WINDOW_SECONDS: Final = 20.0
 MAX_FREE_CRASHES = 2
 """Number of prover crashes on one share that do not spend an attempt."""
 TREE_RETRY_SECONDS = 2.0
-"""Minimum seconds until a share is retried if no verified root covers its leaf yet."""
+"""Minimum seconds until a share is retried if no tree that may be used has its leaf."""
 MAX_TREE_RETRY_SECONDS = 600.0
-"""Maximum of these seconds, which are a tenth of the share's lateness, or of the time left if that is shorter."""
+"""Maximum of these seconds: a tenth of the time that the share has waited here, at most a tenth of that left."""
 MAX_LAST_ROOTS = 4096
 """Number of shares whose last root is in memory. It only matters to shares that are proven again."""
 
@@ -196,6 +196,10 @@ class Revealer:
     clock: Clock
     stats: Stats
     _last_roots: dict[int, Anchor] = field(default_factory=dict, init=False)  # of the newest proofs, by share
+    _created_at: float = field(init=False)  # monotonic time
+
+    def __post_init__(self) -> None:
+        self._created_at = self.clock.monotonic()
 
     async def prove(self, queued: ShareRow, *, has_priority: bool = True) -> bool:
         """Prove a claimed share and store its message (fsync). A proof with priority precedes queued ones without.
@@ -283,10 +287,12 @@ class Revealer:
         """
         self.stats.count("retry_tree")
         now = self.node_pool.wall_time()
-        longest = min(now - queued.first_due_ms / 1000, self.attempts.seconds_left(queued.round_id)) / 10
-        delay = max(TREE_RETRY_SECONDS, min(longest, MAX_TREE_RETRY_SECONDS))
+        known = self.rounds.get(queued.round_id)  # its agreed end: that of a single node may be false
+        left = math.inf if known is None or known.vote_end_time <= now else known.vote_end_time - now
+        waited = min(now - queued.first_due_ms / 1000, self.clock.monotonic() - self._created_at)
+        delay = max(TREE_RETRY_SECONDS, min(waited / 10, left / 10, MAX_TREE_RETRY_SECONDS))
         retry_ms = int((now + delay) * 1000)
-        note = "no verified root covers this leaf yet"
+        note = "no tree that may be used has this leaf at this position"
         await self.store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,16 +99,25 @@ async def test_worker_crash_spends_attempt_from_third_time(pipeline: Pipeline) -
 
 
 @pytest.mark.parametrize(
-    ("lateness", "left", "delay"), [(10, 3600, 2), (60, 3600, 6), (7200, 86_400, 600), (7200, 300, 30), (7200, 10, 2)]
+    ("lateness", "left", "is_restarted", "delay"),
+    [
+        (10, 3600, False, 2),
+        (60, 3600, False, 6),
+        (7200, 86_400, False, 600),
+        (7200, 300, False, 30),
+        (7200, 10, False, 2),
+        (7200, 3600, True, 2),
+    ],
 )
 async def test_share_whose_leaf_stays_absent_is_retried_ever_less_often(
-    pipeline: Pipeline, lateness: int, left: int, delay: int
+    pipeline: Pipeline, lateness: int, left: int, delay: int, *, is_restarted: bool
 ) -> None:
     pipeline.trees.newest = None
     pipeline.rounds.end = START_TIME + lateness + left
     await pipeline.enqueue(1)
     pipeline.show_block(after=lateness)
-    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    revealer = replace(pipeline.revealer) if is_restarted else pipeline.revealer
+    assert not await revealer.prove(await pipeline.claim_due_share())
     now_ms = (START_TIME + lateness) * 1000
     assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.WAITING, 0, now_ms + delay * 1000)
 
