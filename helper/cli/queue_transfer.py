@@ -106,6 +106,9 @@ def _encode_for_svoted(shares: Sequence[ExportedShare], round_ends: Mapping[byte
     end = round_ends.get(round_id)
     if end is None:
         fail("the end of the round is not known yet: wait until the helper has read the chain")
+    places = {(each.share.proposal_id, each.share.tree_position, each.share.share_index) for each in shares}
+    if len(places) < len(shares):
+        fail("svoted refuses two shares of one position, of which one is of a false tree: name the shares to export")
     return encode_svoted_export(shares, vote_end_time=end, exported_at=int(SystemClock().now()))
 
 

@@ -70,7 +70,9 @@ def test_import_from_svoted_reports_each_row(source: str, capsys: pytest.Capture
     assert FILE.exists(), "a file with a share that was not imported is kept"
 
 
-def test_import_from_svoted_with_other_content_fails(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_share_with_other_content_at_a_position_is_imported_but_not_exported_together(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     share = recorded_share(0, submit_at=END - 100)
     ballot = seal_ballot(
         round_id=ROUND_ID,
@@ -80,15 +82,13 @@ def test_import_from_svoted_with_other_content_fails(source: str, capsys: pytest
         weight=5,
         rng=random.Random(1),
     )
-    write_file(svoted_row(ballot_shares(ballot, share.tree_position, END - 100)[share.share_index]))
-    assert run_command(*IMPORT, "queue.json", "--yes") == 0
-    write_file(svoted_row(share))
+    for other in (ballot_shares(ballot, share.tree_position, END - 100)[share.share_index], share):
+        write_file(svoted_row(other))
+        assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 0
 
-    assert run_command(*IMPORT, "queue.json", "--yes", "--delete-file") == 1
-
-    assert "1 not imported: queued here with other content" in capsys.readouterr().err
-    assert FILE.exists()
-    assert read_states(capsys) == {"received": 1}
+    assert read_states(capsys) == {"received": 2}
+    assert run_command("queue", "export", "--for-svoted", "--output", "out.json", "--yes") == 1
+    assert "two shares of one position" in capsys.readouterr().err
     assert source
 
 
