@@ -91,8 +91,8 @@ TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyTyp
 class ShareKey(NamedTuple):
     """Identity of a share, independent of its due time.
 
-    The last two bind the content, because a position does not: until the leaves are agreed, a false node can serve
-    another leaf there, and a share of that leaf must not make the voter's share known.
+    The last two bind the content (`kind` and `extra` do not), because a position does not: until the leaves are agreed,
+    a false node can serve another leaf there, and a share of that leaf must not make the voter's share known.
 
     Attributes:
         round_id: 32 bytes.

@@ -67,8 +67,8 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     A share whose row is damaged is stored in place of it: a damaged row is never processed, so the share would be lost
     on this host although the wallet has posted it again. A known share that waits gets the earlier due time: another
     client that has seen it may have posted it first, with the latest one, and could reveal it anyway. The results
-    equal those of enqueueing the shares one by one, but many shares need only one query and one statement, one more query
-    if any of them is known, and two for each whose nullifier is queued under another key.
+    equal those of enqueueing the shares one by one, but many shares need only one query and one statement, one more
+    query if any of them is known, and two for each whose nullifier is queued under another key.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]

@@ -814,7 +814,7 @@ async def test_questions_about_sent_reveals_delay_no_new_block(rpc: bool, monkey
 
     env, asked = NodePairEnvironment(rpc=rpc, height=1000, cursor=998), asyncio.Event()
     await env.sync_rounds()
-    env.store.add_sent(replace(sent_reveal(1), first_sent_height=980, last_outcome="SPENT"))
+    env.store.add_sent(sent_reveal(1, "SPENT"))
     for node in env.endpoints.nodes:
         monkeypatch.setattr(node.client, "tx", never_answer)
         if node.rpc is not None:
