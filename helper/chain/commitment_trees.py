@@ -544,8 +544,13 @@ class CommitmentTreeSync:
         try:
             if known_round.round_id not in self._trees:
                 self._trees[known_round.round_id] = await _load(self._store, known_round)
+            waits: list[float] = []
             await self._node_pool.call_until(
-                partial(self._sync_with, known_round, {}), is_enough=bool, min_height=head, turn=self._syncs
+                partial(self._sync_with, known_round, {}, waits),
+                is_enough=bool,
+                min_height=head,
+                turn=self._syncs,
+                others_seconds=lambda: sum(waits),
             )
             await _save(self._store, known_round.round_id, self._trees[known_round.round_id])
         except Exception as error:
@@ -565,10 +570,11 @@ class CommitmentTreeSync:
         if isinstance(error, ChainError):
             failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known_round: Round, said: dict[Node, Anchor], node: Node) -> bool:
+    async def _sync_with(self, known_round: Round, said: dict[Node, Anchor], waits: list[float], node: Node) -> bool:
         """Synchronize a tree with a node. Returns whether its newest root is the agreed one, not an older one.
 
-        `said` has the newest roots of the nodes that were asked before.
+        `said` has the newest roots of the nodes that were asked before. The seconds for which other nodes are waited
+        for are added to `waits`.
         """
         round_tree = self._trees[known_round.round_id]
         try:
@@ -595,12 +601,14 @@ class CommitmentTreeSync:
             raise
         said[node] = state
         self._wake_waiters()  # the next node may be slow, and a share may be accepted on the word of one
-        newest = await self._find_agreed(known_round, said)
+        newest = await self._find_agreed(known_round, said, node, waits)
         if newest is not None:
             await round_tree.agree(self._store, known_round.round_id, newest)
         return round_tree.agreed is not None and state.height == round_tree.agreed.height
 
-    async def _find_agreed(self, known_round: Round, said: dict[Node, Anchor]) -> Anchor | None:
+    async def _find_agreed(
+        self, known_round: Round, said: dict[Node, Anchor], asked: Node, waits: list[float]
+    ) -> Anchor | None:
         """The newest root that enough nodes report, None if none is newer than the agreed one."""
         round_tree, heights = self._trees[known_round.round_id], {state.height for state in said.values()}
         last = round_tree.agreed
@@ -611,7 +619,7 @@ class CommitmentTreeSync:
                 break
             roots = {node.name: state for node, state in said.items() if state.height == height}
             for node in [node for node, state in said.items() if state.height > height]:
-                root = await self._fetch_root(known_round, node, height)
+                root = await self._fetch_root(known_round, node, height, [] if node is asked else waits)
                 if root is not None:
                     roots[node.name] = root
             newest = agreed(roots, self._node_pool.needed)
@@ -619,12 +627,16 @@ class CommitmentTreeSync:
                 return newest
         return None
 
-    async def _fetch_root(self, known_round: Round, node: Node, height: int) -> Anchor | None:
+    async def _fetch_root(self, known_round: Round, node: Node, height: int, waits: list[float]) -> Anchor | None:
+        started_at = self._node_pool.clock.monotonic()
         try:
             return await node.client.tree_at(known_round.round_id, height)
         except ChainError as error:
             self._node_pool.record_error(node, error)
             return None
+        finally:
+            waits.append(self._node_pool.clock.monotonic() - started_at)
+            self._node_pool.note_part(node, waits[-1])
 
 
 async def _load(store: Store, known_round: Round) -> RoundTree:

@@ -350,6 +350,7 @@ class NodePool:
         is_enough: Callable[[T], bool] = lambda _: True,
         min_height: int = 0,
         turn: int = 0,
+        others_seconds: Callable[[], float] = lambda: 0.0,
     ) -> list[T]:
         """Call `fn` with each usable node in order until a response satisfies `is_enough`.
 
@@ -357,6 +358,7 @@ class NodePool:
         `record_error`). `turn`, the number of the sync, rotates the order, so that no node can answer for all. Each
         node is first in two turns: the second of the two syncs of one block, and the first of another. A node that has
         just delayed a sync is left out of the next ones (`SLOW_SYNC_SECONDS`), unless no other node responds.
+        `others_seconds` returns for how long `fn` has waited for other nodes than the called one.
 
         Returns:
             All responses in call order; a response that satisfied `is_enough` is the last.
@@ -378,7 +380,7 @@ class NodePool:
                 continue  # Another call has put it into backoff since.
             if results and node in left_out:
                 break
-            started_at = self.clock.monotonic()
+            started_at, waited = self.clock.monotonic(), others_seconds()
             try:
                 result = await fn(node)
             except ChainError as error:
@@ -390,14 +392,17 @@ class NodePool:
                     node.health.failures = 0
                     break
             finally:
-                seconds = self.clock.monotonic() - started_at
-                if seconds > SLOW_SYNC_SECONDS:
-                    node.left_out_until = started_at + (1 + _LEFT_OUT_FACTOR) * seconds
+                self.note_part(node, self.clock.monotonic() - started_at - (others_seconds() - waited))
         if results:
             return results
         if not reasons:
             reasons = [f"{name}: {reason}" for name, reason in self.unusable_reasons().items()]
         raise ChainUnavailable("no chain node responded (" + "; ".join(reasons) + ")")
+
+    def note_part(self, node: Node, seconds: float) -> None:
+        """Leave a node out of the next syncs if its part of one, which ends now, took too long."""
+        if seconds > SLOW_SYNC_SECONDS:
+            node.left_out_until = self.clock.monotonic() + _LEFT_OUT_FACTOR * seconds
 
     def record_error(self, node: Node, error: ChainError, *, rpc: bool = False) -> None:
         """Record an error of a node (or of its RPC).

@@ -581,6 +581,25 @@ async def test_root_of_the_node_that_is_behind_is_agreed() -> None:
     assert env.nodes_in_backoff() == []
 
 
+async def test_only_the_node_that_delays_the_comparison_of_roots_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, chain = await sync_tree("ahead", "behind")
+    ahead, behind = env.endpoints.nodes
+    chain.grow_on(env.nodes, 101, 3)
+    chain.grow_on(env.nodes[:1], 102, 4)
+    await env.endpoints.probe_all()
+    tree_at = ahead.client.tree_at
+
+    async def respond_late(*args: Any) -> Any:
+        env.clock.advance(8.0)
+        return await tree_at(*args)
+
+    monkeypatch.setattr(ahead.client, "tree_at", respond_late)
+    await env.sync_with_first(0)
+    assert env.trees.leaf(ROUND_ID, 2) is not None, "the root of height 101 is agreed"
+    now = env.clock.monotonic()
+    assert [node.left_out_until > now for node in (ahead, behind)] == [True, False]
+
+
 async def test_node_behind_what_others_agree_on_stays_in_use() -> None:
     env, chain = await sync_tree("a", "b", "behind")
     for height, number in ((70, 3), (80, 4)):
