@@ -59,11 +59,13 @@ class BlockReading(NamedTuple):
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
+        ignored: reveals about which nodes differ, left out because they were spent or of rounds that were not stored.
     """
 
     reveals: Reveals | Pruned | None
     reason: str = ""
     is_disputed: bool = False
+    ignored: Reveals = frozenset()
 
 
 class BlockReader:
@@ -115,10 +117,10 @@ class BlockReader:
             if fact is None:
                 continue
             said[node.name] = fact
-            agreed = await self._find_agreed(said, height)
+            agreed, ignored = await self._find_agreed(said, height)
             if agreed is not None:
                 self._seconds = MAX_READ_SECONDS
-                return BlockReading(agreed, "; ".join(reasons))
+                return BlockReading(agreed, "; ".join(reasons), ignored=ignored)
         if is_late:
             self._seconds = min(max(self._seconds, 2 * seconds), MAX_LATE_READ_SECONDS)
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
@@ -127,8 +129,10 @@ class BlockReader:
         reasons = [f"only {name} reports its reveals" for name in names] + reasons
         return BlockReading(None, reason="; ".join(reasons) or "the nodes do not have its results yet")
 
-    async def _find_agreed(self, said: Mapping[str, Reveals | Pruned], height: int) -> Reveals | Pruned | None:
-        """What enough nodes report; nodes that contradict it go into backoff.
+    async def _find_agreed(
+        self, said: Mapping[str, Reveals | Pruned], height: int
+    ) -> tuple[Reveals | Pruned | None, Reveals]:
+        """What enough nodes report, and what was left out; nodes that contradict it go into backoff.
 
         If they differ, only unspent nullifiers of stored rounds are compared: a node without an RPC reports a reveal as
         counted in each block that contains it, since it has only its last result.
@@ -136,18 +140,19 @@ class BlockReader:
         pool = self._node_pool
         agreed = agreed_block(said, pool.needed, len(pool.nodes))
         blocks = {name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}
+        ignored: Reveals = frozenset()
         if agreed is None and len(blocks) >= pool.needed:
             differences = [one ^ other for one, other in combinations(blocks.values(), 2)]
             doubtful = frozenset[CountedNullifier]().union(*(each for each in differences if len(each) <= MAX_COMPARED))
             if doubtful:
-                known = doubtful.difference(await self._list_unspent(doubtful))
-                said = {**said, **{name: fact - known for name, fact in blocks.items()}}
+                ignored = doubtful.difference(await self._list_unspent(doubtful))
+                said = {**said, **{name: fact - ignored for name, fact in blocks.items()}}
                 agreed = agreed_block(said, pool.needed, len(pool.nodes))
         for node in pool.nodes if isinstance(agreed, frozenset) and len(said) > pool.needed else ():
             if said.get(node.name, agreed) not in (agreed, Pruned()):
                 error = ChainResponseError(f"block {height}: two other nodes report different reveals")
                 pool.record_error(node, error)
-        return agreed
+        return agreed, ignored
 
 
 async def _read_by_rpc(node: Node, height: int) -> Reveals | None:

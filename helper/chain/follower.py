@@ -319,6 +319,7 @@ class BlockFollower:
 
         readings = dict(zip(heights, await gather_limited(heights, read_one, CONCURRENT_BLOCKS), strict=True))
         agreed, spent, pruned = list[BlockRange](), set[CountedNullifier](), 0
+        ignored = frozenset[CountedNullifier]().union(*(reading.ignored for reading in readings.values()))
         for height, reading in readings.items():
             if isinstance(reading.reveals, Pruned):
                 pruned = max(pruned, height)
@@ -330,7 +331,8 @@ class BlockFollower:
                 self.counted_height = max(self.counted_height, height if reading.reveals else 0)
         if agreed:
             # In an order that says nothing about where a nullifier was found.
-            self._report_confirmed(await self.store.run(blocks.apply_blocks, agreed, sorted(spent)))
+            confirmed = await self.store.run(blocks.apply_blocks, agreed, sorted(spent), ignored)
+            self._report_confirmed(confirmed)
         if pruned:
             await self._give_up(pruned)
         if agreed or pruned:

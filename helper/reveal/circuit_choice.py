@@ -19,7 +19,7 @@ from helper.chain.reveal_transaction import RevealMessage, is_counted, parse_rev
 from helper.circuits import GENERATIONS, circuit_for_version, circuits_of_kind, default_circuit, is_newer_than_known
 from helper.clock import Clock
 from helper.core.refusals import PauseReason
-from helper.errors import ChainError, ProverError
+from helper.errors import ChainError, ProverError, StoreError
 from helper.reveal.prover_pool import ProverPool
 from helper.store.store import Store
 from proofs import CircuitError
@@ -290,5 +290,5 @@ class CircuitChoice:
                         await self.record_counted(circuit, height)
                         return
             self._height = height
-        except (ChainError, ProverError, CircuitError) as error:
+        except (ChainError, ProverError, CircuitError, StoreError) as error:
             log.debug("circuit_not_learnt", height=height, reason=str(error))

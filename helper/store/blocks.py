@@ -92,11 +92,19 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
 
 
 @exclusive
-def apply_blocks(tx: Transaction, heights: Sequence[BlockRange], spent: Sequence[SpentNullifier]) -> list[int]:
+def apply_blocks(
+    tx: Transaction,
+    heights: Sequence[BlockRange],
+    spent: Sequence[SpentNullifier],
+    ignored: Iterable[SpentNullifier] = (),
+) -> list[int]:
     """Record the nullifiers of these blocks as spent, confirm the shares among them, and record the blocks as read.
 
     Idempotent. Blocks between the greatest one read and these are then unread. Returns the ids of the shares that this
     call confirmed.
+
+    Nothing is recorded if a nullifier in `ignored` is unspent in a stored round: the round was stored after the nodes'
+    reports were compared without it, so the blocks must be read again.
 
     Every host reads every new block. If another host has applied these already, no exclusive lock is taken.
     """
@@ -104,6 +112,8 @@ def apply_blocks(tx: Transaction, heights: Sequence[BlockRange], spent: Sequence
     if ledger is not None and not any(find_unread(ledger, *blocks) for blocks in heights) and tx.are_all_spent(spent):
         return []
     tx.lock_exclusive()
+    if list_unspent(tx, ignored):
+        return []
     ledger = _read_ledger(tx) or start_ledger(heights[0][0])
     rescan = ledger.rescan
     is_rescanned = rescan is not None and any(

@@ -165,7 +165,7 @@ async def test_unix_socket_replaces_the_port_and_has_no_operator_routes(tmp_path
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
             assert (await client.get("/livez")).status_code == 200
-            for operator_path in ("/stats", "/overview", "/events"):
+            for operator_path in ("/stats", "/snapshot", "/events"):
                 assert (await client.get(operator_path)).status_code == 404
             assert (await client.post("/queue/retry", json={})).status_code == 404
     assert not path.exists()

@@ -135,6 +135,7 @@ async def test_reveals_that_two_nodes_report_differently_are_looked_up_within_a_
     reading = await BlockReader(pool, find_all_spent).read(SECOND, starts_backoff=False, asks_both=False)
     assert looked_up == {0: [added], 1: [again] if is_agreed else []}[excess]
     assert reading.reveals == (common if is_agreed else None)
+    assert reading.ignored == (looked_up[0] if is_agreed else frozenset())
 
 
 async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:

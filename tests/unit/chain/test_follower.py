@@ -504,10 +504,10 @@ async def test_follower_run_continues_after_errors(monkeypatch: pytest.MonkeyPat
     apply = blocks.apply_blocks
     failures = [StoreError("no space"), RuntimeError("unexpected")]
 
-    def failing(tx: Transaction, heights: Any, spent: Any) -> list[int]:
+    def failing(tx: Transaction, *args: Any) -> list[int]:
         if failures:
             raise failures.pop(0)
-        return apply(tx, heights, spent)
+        return apply(tx, *args)
 
     monkeypatch.setattr(blocks, "apply_blocks", failing)
     await env.endpoints.probe_all()

@@ -10,7 +10,7 @@ import pytest
 
 from helper.chain.chain_data import Anchor, Block, BlockHead, TxResult
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import ChainUnavailable, StoreFull
+from helper.errors import ChainUnavailable, StoreError, StoreFull
 from helper.reveal.circuit_choice import PAUSE_SECONDS, CircuitChoice
 from proofs import CircuitError, Statement
 from tests.support.clock import FakeClock
@@ -293,10 +293,15 @@ async def test_circuit_is_learnt_from_a_reveal_that_the_block_counted(
     assert chain.blocks_read == ([101] if learnt else [101, 102]), "blocks are read only until it is known"
 
 
-async def test_block_that_no_node_returned_is_read_again(meta: FakeMeta, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "error"), [("block", ChainUnavailable("no node responded")), ("is_counted", StoreError("I/O error"))]
+)
+async def test_block_that_could_not_be_read_is_read_again(
+    meta: FakeMeta, monkeypatch: pytest.MonkeyPatch, source: str, error: Exception
+) -> None:
     chain, auto = Chain(), meta.select()
     with monkeypatch.context() as patch:
-        patch.setattr(chain, "block", AsyncMock(side_effect=ChainUnavailable("no node responded")))
+        patch.setattr(chain, source, AsyncMock(side_effect=error))
         await chain.learn(auto)
     assert auto.is_current_unproven
     await chain.learn(auto)

@@ -81,6 +81,19 @@ async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBac
     assert await store.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.CONFIRMED: 1}}
 
 
+async def test_blocks_compared_without_a_round_that_is_stored_since_are_read_again(store: Store) -> None:
+    await store.run(blocks.begin_ledger, 4)
+    ignored = [(ROUND, b"n" * 32)]
+    await store.run(blocks.apply_blocks, [(4, 4)], [], ignored)
+    assert await store.get_ledger() == Ledger(4, 4, ())
+    await store.run(rounds.save_rounds, [make_stored_round(created_at_height=5)], NOW)
+    await store.run(blocks.apply_blocks, [(5, 5)], [], ignored)
+    assert await store.get_ledger() == Ledger(4, 4, ())
+    await store.run(blocks.add_spent, ignored)
+    await store.run(blocks.apply_blocks, [(5, 5)], [], ignored)
+    assert await store.get_ledger() == Ledger(4, 5, ())
+
+
 async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reopen) -> None:
     assert await store.get_ledger() is None
     await store.run(blocks.add_spent, [(ROUND, b"n" * 32)])
