@@ -121,7 +121,8 @@ class SimDisk:
 class _NoEraser:
     """Eraser of a database without a write-ahead log."""
 
-    is_pending = False
+    def is_pending_since(self, _at: float) -> bool:
+        return False
 
     def record_deletion(self) -> None:
         """Do nothing."""
@@ -236,6 +237,7 @@ class SimStore(SqliteStore):
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
+        self._clock = clock
         self.inline_writer = InlineWriter(disk, clock)
         self._writer = self.inline_writer
         self._reader = self._operator_reader = InlineReader(disk, self.inline_writer)

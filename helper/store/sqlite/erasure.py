@@ -80,6 +80,11 @@ class ErasureSchedule:
         """Whether the files may still contain deleted data."""
         return self._deadline is not None or self.unscrubbed > 0
 
+    def is_pending_since(self, at: float) -> bool:
+        """Whether the files may still contain data deleted until `at`, monotonic seconds."""
+        since = self._pending_since
+        return self.unscrubbed > 0 or (since is not None and since <= at)
+
     def pending_seconds(self, now: float) -> float:
         """Return the seconds since the first deletion that is not erased yet; 0 without one."""
         since = self._pending_since
@@ -213,6 +218,10 @@ class Eraser:
     def is_pending(self) -> bool:
         """Whether the files may still contain deleted data."""
         return self._schedule.is_pending
+
+    def is_pending_since(self, at: float) -> bool:
+        """Whether the files may still contain data deleted until `at`, monotonic seconds. Any thread may call it."""
+        return self._schedule.is_pending_since(at)
 
     @property
     def pending_seconds(self) -> float:

@@ -196,6 +196,7 @@ class SqliteStore(Store):
     ) -> None:
         clock = SystemClock() if clock is None else clock
         self._path = path
+        self._clock = clock
         self._encryption = encryption
         self._writer: SqliteWriter = SqliteWriter(path, clock, encryption)
         self._reader: SqliteReader = SqliteReader(path, encryption)
@@ -223,10 +224,11 @@ class SqliteStore(Store):
         """Wait until all data deleted before this call is erased from the files.
 
         Raises:
-            StoreError: nothing can be stored, or the database was closed before.
+            StoreError: nothing can be stored, or the database is closed or moved meanwhile.
         """
         await self._writer.run(lambda _tx: None)
-        while (eraser := self._writer.eraser) is not None and eraser.is_pending:
+        began_at = self._clock.monotonic()  # later deletions may follow each other without end
+        while (eraser := self._writer.eraser) is not None and eraser.is_pending_since(began_at):
             await asyncio.sleep(RETRY_SECONDS)
             await self._writer.run(lambda _tx: None)
 

@@ -143,3 +143,13 @@ def test_slices_pause_in_proportion_to_their_duration_while_there_are_writes() -
     assert not schedule.slice_due(end - 0.01, changes=8)
     assert schedule.slice_due(end, changes=8)
     assert not after().slice_due(end, changes=8), "no page remains"
+
+
+def test_wait_for_erasure_ignores_later_deletions() -> None:
+    schedule = ErasureSchedule()
+    schedule.rows_deleted(10.0)
+    assert [schedule.is_pending_since(at) for at in (9.0, 10.0, 11.0)] == [False, True, True]
+    schedule.erased()
+    schedule.rows_deleted(12.0)
+    assert schedule.is_pending
+    assert not schedule.is_pending_since(11.0)
