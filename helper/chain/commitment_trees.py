@@ -135,7 +135,7 @@ class RoundTree:
         roots: recent roots of each node that matched its leaves.
         readings: leaves of nodes that are not complete yet, by node and whether they are for a new fork.
         trunk_counts: number of leaves that each node added to the trunk and that are not agreed, at most.
-        refuted: names of the nodes that served a root which contradicts an agreed one.
+        false_nodes: names of the nodes that served a root which contradicts an agreed one.
         anchors: recent agreed roots, by height.
         stored_height: the height up to which leaves are stored.
     """
@@ -147,7 +147,7 @@ class RoundTree:
     roots: dict[str, deque[Anchor]] = field(default_factory=dict)
     readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
     trunk_counts: Counter[str] = field(default_factory=Counter)
-    refuted: set[str] = field(default_factory=set)
+    false_nodes: set[str] = field(default_factory=set)
     anchors: dict[int, Anchor] = field(default_factory=dict)
     stored_leaves: int = 0
     stored_height: int = 0
@@ -272,8 +272,8 @@ class RoundTree:
             await store.run(delete_tree, round_id)
             self.stored_leaves = self.stored_height = self.stored_subtrees = 0
         for name, state in self.served.items() if self.forks else ():
-            if await self._is_refuted(name, state, anchor, branch):
-                self.refuted.add(name)
+            if await self._is_contradicted(name, state, anchor, branch):
+                self.false_nodes.add(name)
         self.served = {name: state for name, state in self.served.items() if self.branch_of(name) is branch}
         self.trunk, self.agreed = branch, anchor
         self.forks.clear()
@@ -285,7 +285,7 @@ class RoundTree:
         if len(self.anchors) > MAX_ANCHORS:
             del self.anchors[next(iter(self.anchors))]
 
-    async def _is_refuted(self, node: str, state: Anchor, anchor: Anchor, branch: Branch) -> bool:
+    async def _is_contradicted(self, node: str, state: Anchor, anchor: Anchor, branch: Branch) -> bool:
         """Whether a node's root cannot belong to the chain of an agreed root, which this branch contains."""
         if state.height < anchor.height:
             return not await branch.contains(state)
@@ -393,8 +393,8 @@ class CommitmentTreeSync:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
         If several trees contain the leaf, each proof of a share uses another one, since the node that serves the first
-        one may be false. The word of a node that was refuted counts only while no other node is usable: whoever
-        controls it can post shares for any number of leaves that it invents, and proving them would delay all others.
+        one may be false. The trees of false nodes are used only while no other node is usable: whoever controls such a
+        node can post shares for any number of leaves that it invents, and proving them would delay all others.
 
         Args:
             get_leaf: computes the leaf.
@@ -404,8 +404,10 @@ class CommitmentTreeSync:
         if position < round_tree.agreed_size:
             return round_tree.agreed if round_tree.trunk.tree.leaf(position) == get_leaf() else None
         names = [name for name, state in round_tree.served.items() if position < state.size]
-        if round_tree.refuted and any(node.name not in round_tree.refuted for node in self._node_pool.usable_nodes):
-            names = [name for name in names if name not in round_tree.refuted]
+        if round_tree.false_nodes and any(
+            node.name not in round_tree.false_nodes for node in self._node_pool.usable_nodes
+        ):
+            names = [name for name in names if name not in round_tree.false_nodes]
         leaf = get_leaf() if names else b""
         names = [name for name in names if round_tree.branch_of(name).tree.leaf(position) == leaf]
         names = [name for name in names if previous not in round_tree.roots[name]] or names
@@ -636,7 +638,7 @@ class CommitmentTreeSync:
             return None
         finally:
             waits.append(self._node_pool.clock.monotonic() - started_at)
-            self._node_pool.note_part(node, waits[-1])
+            self._node_pool.leave_out_if_slow(node, waits[-1])
 
 
 async def _load(store: Store, known_round: Round) -> RoundTree:

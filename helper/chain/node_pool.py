@@ -392,14 +392,14 @@ class NodePool:
                     node.health.failures = 0
                     break
             finally:
-                self.note_part(node, self.clock.monotonic() - started_at - (others_seconds() - waited))
+                self.leave_out_if_slow(node, self.clock.monotonic() - started_at - (others_seconds() - waited))
         if results:
             return results
         if not reasons:
             reasons = [f"{name}: {reason}" for name, reason in self.unusable_reasons().items()]
         raise ChainUnavailable("no chain node responded (" + "; ".join(reasons) + ")")
 
-    def note_part(self, node: Node, seconds: float) -> None:
+    def leave_out_if_slow(self, node: Node, seconds: float) -> None:
         """Leave a node out of the next syncs if its part of one, which ends now, took too long."""
         if seconds > SLOW_SYNC_SECONDS:
             node.left_out_until = self.clock.monotonic() + _LEFT_OUT_FACTOR * seconds

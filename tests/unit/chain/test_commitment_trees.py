@@ -319,7 +319,7 @@ async def test_share_of_another_leaf_than_the_agreed_one_is_not_proven() -> None
     assert env.trees.find_anchor(ROUND_ID, 1, partial(encode_leaf, 3)) is None
 
 
-async def test_leaves_of_a_refuted_node_are_proven_only_while_no_other_node_is_usable() -> None:
+async def test_leaves_of_a_false_node_are_proven_only_while_no_other_node_is_usable() -> None:
     env, chain = await sync_tree("liar", "honest", "other")
     liar, *others = env.nodes
     anchors = []
@@ -335,7 +335,7 @@ async def test_leaves_of_a_refuted_node_are_proven_only_while_no_other_node_is_u
     assert anchors[1] is not None, "nothing contradicts it yet"
     assert anchors[-4:] == [None] * 4
     tree = env.trees._trees[ROUND_ID]
-    assert tree.refuted == {"liar:1317"}
+    assert tree.false_nodes == {"liar:1317"}
     assert tree.served["liar:1317"].root == false.tree.root()
     for node in env.endpoints.nodes[1:]:
         env.endpoints.start_backoff(node, "restarts")
