@@ -43,9 +43,10 @@ CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
 MAX_READ_SECONDS: Final = 20.0
 """Seconds in which a node must return a block with its results, so that one node keeps no block from being read. A
-block may have any number of results, so the seconds double while nodes are late and the others do not agree."""
-MAX_LATE_READ_SECONDS: Final = 600.0
-"""Maximum of these seconds."""
+block may have any number of results, so the seconds double with each attempt at this block in which a node was late and
+the others did not agree."""
+MAX_DOUBLINGS: Final = 5
+"""Maximum number of times that they double."""
 MAX_COMPARED: Final = 256
 """Maximum number of nullifiers in which two nodes may differ and still be compared, as many as a block may count: a
 false node may report thousands, and each of them is a query of the thread that stores shares."""
@@ -59,12 +60,14 @@ class BlockReading(NamedTuple):
         reveals: the counted reveals, `Pruned` if no node has the block any more, None if too few nodes agree yet.
         reason: why there is no agreement.
         is_disputed: whether nodes report different reveals.
+        is_late: whether there is no agreement and a node did not return the block in time.
         ignored: reveals about which nodes differ, left out because they were spent or of rounds that were not stored.
     """
 
     reveals: Reveals | Pruned | None
     reason: str = ""
     is_disputed: bool = False
+    is_late: bool = False
     ignored: Reveals = frozenset()
 
 
@@ -80,9 +83,8 @@ class BlockReader:
     def __init__(self, node_pool: NodePool, list_unspent: ListUnspent) -> None:
         self._node_pool = node_pool
         self._list_unspent = list_unspent
-        self._seconds = MAX_READ_SECONDS
 
-    async def read(self, height: int, *, starts_backoff: bool, asks_both: bool) -> BlockReading:
+    async def read(self, height: int, *, starts_backoff: bool, asks_both: bool, late_reads: int = 0) -> BlockReading:
         """Read a block from the usable nodes until enough agree.
 
         Args:
@@ -90,10 +92,11 @@ class BlockReader:
             starts_backoff: whether an error puts a node into backoff. Not for old blocks, because a node that cannot
                 return them is still valid for due shares.
             asks_both: whether REST is used too if an RPC has no result: some nodes do not store results.
+            late_reads: number of earlier attempts at this block in which a node was late.
         """
         said: dict[str, Reveals | Pruned] = {}
         reasons: list[str] = []
-        seconds, is_late = self._seconds, False
+        seconds, is_late = MAX_READ_SECONDS * 2 ** min(late_reads, MAX_DOUBLINGS), False
         for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0
@@ -119,15 +122,13 @@ class BlockReader:
             said[node.name] = fact
             agreed, ignored = await self._find_agreed(said, height)
             if agreed is not None:
-                self._seconds = MAX_READ_SECONDS
                 return BlockReading(agreed, "; ".join(reasons), ignored=ignored)
-        if is_late:
-            self._seconds = min(max(self._seconds, 2 * seconds), MAX_LATE_READ_SECONDS)
         names = sorted(name for name, fact in said.items() if not isinstance(fact, Pruned))
         if len(names) >= self._node_pool.needed:
-            return BlockReading(None, reason=f"{', '.join(names)} report different reveals", is_disputed=True)
+            reason = f"{', '.join(names)} report different reveals"
+            return BlockReading(None, reason, is_disputed=True, is_late=is_late)
         reasons = [f"only {name} reports its reveals" for name in names] + reasons
-        return BlockReading(None, reason="; ".join(reasons) or "the nodes do not have its results yet")
+        return BlockReading(None, "; ".join(reasons) or "the nodes do not have its results yet", is_late=is_late)
 
     async def _find_agreed(
         self, said: Mapping[str, Reveals | Pruned], height: int

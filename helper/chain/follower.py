@@ -70,11 +70,13 @@ class _Deferral:
         since: time of the first attempt.
         retry_at: time of the next attempt.
         is_disputed: whether nodes reported different reveals at the last attempt.
+        late_reads: number of attempts in which a node was late.
     """
 
     since: float
     retry_at: float
     is_disputed: bool = False
+    late_reads: int = 0
     reason: str = ""
 
 
@@ -315,7 +317,11 @@ class BlockFollower:
         heights = next_heights(ledger, (first, last), retries, self._clock.monotonic(), CONCURRENT_BLOCKS)
 
         async def read_one(height: int) -> BlockReading:
-            return await self._reader.read(height, starts_backoff=is_new, asks_both=height in self._deferred)
+            block = self._deferred.get(height)
+            late_reads = 0 if block is None else block.late_reads
+            return await self._reader.read(
+                height, starts_backoff=is_new, asks_both=block is not None, late_reads=late_reads
+            )
 
         readings = dict(zip(heights, await gather_limited(heights, read_one, CONCURRENT_BLOCKS), strict=True))
         agreed, spent, pruned = list[BlockRange](), set[CountedNullifier](), 0
@@ -362,6 +368,7 @@ class BlockFollower:
         block = self._deferred.setdefault(height, _Deferral(now, now))
         block.retry_at = now + min(max(MIN_RETRY_SECONDS, (now - block.since) / 4), MAX_RETRY_SECONDS)
         block.is_disputed, block.reason = reading.is_disputed, reading.reason
+        block.late_reads += reading.is_late
 
     def _retry(self, heights: Iterable[int]) -> None:
         for height in heights:

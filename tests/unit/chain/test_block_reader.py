@@ -93,7 +93,7 @@ async def test_node_whose_results_do_not_end_delays_no_agreement_of_others(monke
 
 async def test_block_is_read_although_every_node_needs_longer_than_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look_up_slowly(raw_hash: bytes) -> TxResult | None:
-        if reader._seconds < 0.008:
+        if late_reads < 3:
             await anyio.sleep_forever()
         return await look_up(raw_hash)
 
@@ -105,12 +105,13 @@ async def test_block_is_read_although_every_node_needs_longer_than_at_first(monk
     for node in pool.nodes:
         monkeypatch.setattr(node.client, "tx", look_up_slowly)
     reader = BlockReader(pool, list_all)
-    reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
-    assert reading.reveals is None
-    assert reading.reason.count("not read within 0.001 s") == 3
-    for _ in range(3):
-        reading = await reader.read(SECOND, starts_backoff=False, asks_both=False)
-    assert reading.reveals == frozenset({(MESSAGE.round_id, MESSAGE.nullifier)})
+    for late_reads, seconds in enumerate(("0.001", "0.002", "0.004")):
+        reading = await reader.read(SECOND, starts_backoff=False, asks_both=False, late_reads=late_reads)
+        assert (reading.reveals, reading.is_late) == (None, True)
+        assert reading.reason.count(f"not read within {seconds} s") == 3
+    late_reads = 10
+    reading = await reader.read(SECOND, starts_backoff=False, asks_both=False, late_reads=late_reads)
+    assert (reading.reveals, reading.is_late) == (frozenset({(MESSAGE.round_id, MESSAGE.nullifier)}), False)
 
 
 @pytest.mark.parametrize(("nodes", "excess", "is_agreed"), [("ab", 0, True), ("ab", 1, False), ("abc", 1, True)])
