@@ -100,9 +100,10 @@ class ClockSkewMonitor:
 
 EXCHANGE_INTERVAL_SECONDS: Final = 2.0
 MISSING_GRACE_SECONDS: Final = 30.0
-"""Seconds before a missing part of the cluster is reported; a standby sender takes over sooner."""
+"""Seconds before a missing part of the cluster is reported, and before a host that cannot send releases the lease."""
 _MISSING_TEXTS: Final = {
-    "sender": "no host holds the sender lease, so proven shares wait: run `svote-helper serve --role sender` on a host",
+    "sender": "no host holds the sender lease, so proven shares wait: run `svote-helper serve --role sender` on a host"
+    " with a usable node",
     "database": "nothing can be read from the shared database, see the log",
     "prover": "no host proves, so due shares wait: run `svote-helper serve --role prover` on a host",
 }
@@ -116,6 +117,7 @@ class ClusterMember:
         circuits: circuit selection, shared with the other hosts.
         rounds: round registry, updated with what other hosts stored.
         on_acquired: called when this host acquires the lease.
+        can_reveal: whether this host has what a send needs: a usable node, and a prover to verify proofs.
     """
 
     def __init__(
@@ -129,19 +131,22 @@ class ClusterMember:
         rounds: RoundRegistry,
         clock: Clock,
         on_acquired: Callable[[], None],
+        can_reveal: Callable[[], bool],
     ) -> None:
         self._store = store
         self._lease = lease
         self._circuits = circuits
         self._rounds = rounds
         self._clock = clock
+        self._can_reveal = can_reveal
+        self._could_reveal_at = clock.monotonic()
         self._sender: str | None = None
         self._missing_since: dict[str, float] = {}  # monotonic
         self.skew_monitor = ClockSkewMonitor(store.measure_clock_skew, clock=clock)
         self.keeper: LeaseKeeper | None = None
         if role.can_send:
             self.keeper = LeaseKeeper(
-                lease, clock=clock, standby=standby, on_acquired=on_acquired, can_send=lambda: self.clock_fault is None
+                lease, clock=clock, standby=standby, on_acquired=on_acquired, can_send=self._may_hold_lease
             )
 
     async def start(self) -> None:
@@ -168,6 +173,17 @@ class ClusterMember:
         """Why this host's clock must not be used, or None. A queue in a file has no clock of its own."""
         return self.skew_monitor.fault_reason if self._store.is_shared else None
 
+    def _may_hold_lease(self) -> bool:
+        """Whether this host may hold the lease. Of a shared queue, another host may be able to send when it is not."""
+        now = self._clock.monotonic()
+        if self._can_reveal() or not self._store.is_shared:
+            self._could_reveal_at = now
+        return self.clock_fault is None and now - self._could_reveal_at < self._grace_seconds
+
+    @property
+    def _grace_seconds(self) -> float:
+        return max(MISSING_GRACE_SECONDS, 2 * self._lease.seconds)
+
     @property
     def work_blocked(self) -> str | None:
         """Why this host must not prove shares now, or None. All hosts of a shared queue prove."""
@@ -191,8 +207,8 @@ class ClusterMember:
             part: `sender`, `prover` or `database`.
         """
         since = self._missing_since.get(part)
-        grace = max(MISSING_GRACE_SECONDS, 2 * self._lease.seconds)
-        return _MISSING_TEXTS[part] if since is not None and self._clock.monotonic() - since >= grace else None
+        is_long = since is not None and self._clock.monotonic() - since >= self._grace_seconds
+        return _MISSING_TEXTS[part] if is_long else None
 
     def add_state(self, state: ServiceState) -> ServiceState:
         """Add the state of the lease, for operators.

@@ -312,6 +312,7 @@ class Service:
             rounds=self.round_registry,
             clock=self.clock,
             on_acquired=self._on_lease_acquired,
+            can_reveal=lambda: self.gates.is_dispatching and self.node_pool.has_usable_node,
         )
 
     def _create_archive(self) -> None:

@@ -201,7 +201,7 @@ RENEWALS_PER_TERM: Final = 3
 ATTEMPTS_PER_TERM: Final = 10
 """Attempts of a waiting host to acquire the lease, per lease term."""
 
-CLOCK_FAULT: Final = "this host's clock differs from the database's"
+UNABLE: Final = "this host cannot send now"
 
 
 class LeaseKeeper:
@@ -262,7 +262,7 @@ class LeaseKeeper:
         held_since: float | None = None  # start of an uninterrupted period in which another host held it
         while True:
             while not self._can_send():
-                self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clock difference is small.")
+                self._warn_once("sending_paused", UNABLE, "`svote-helper doctor` on this host names the reason.")
                 if give_up_on_error:
                     return
                 held_since = None

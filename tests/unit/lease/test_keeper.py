@@ -378,7 +378,13 @@ async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(cloc
 
 
 def create_member(
-    store: object, lease: S3Lease | DatabaseLease, clock: FakeClock, *, role: str = "all", agreed: object = None
+    store: object,
+    lease: Lease,
+    clock: FakeClock,
+    *,
+    role: str = "all",
+    agreed: object = None,
+    can_reveal: Callable[[], bool] = lambda: True,
 ) -> ClusterMember:
     """A cluster member; `agreed` contains the circuits and rounds that the hosts agree on."""
     return ClusterMember(
@@ -390,6 +396,7 @@ def create_member(
         rounds=cast(RoundRegistry, agreed),
         clock=clock,
         on_acquired=lambda: None,
+        can_reveal=can_reveal,
     )
 
 
@@ -525,6 +532,25 @@ async def test_member_names_missing_sender_and_prover_after_a_takeover_would_hav
         shared_store.host, shared_store.proves = "red", True
         clock.advance(EXCHANGE_INTERVAL_SECONDS)
         await wait_until(lambda: host.find_missing("sender") is None and host.find_missing("prover") is None)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_sender_without_node_or_prover_for_long_leaves_the_lease_of_a_shared_queue(
+    shared_store: FakeSharedStore, lease: FakeLease, clock: FakeClock, *, is_shared: bool
+) -> None:
+    able = [True]
+    shared_store.is_shared = is_shared
+    member = create_member(shared_store, lease, clock, can_reveal=lambda: able[-1])
+    assert member.keeper is not None
+    await member.keeper.acquire_at_start()
+    async with run_keeper(member.keeper):
+        able.append(False)
+        await advance_until(clock, MISSING_GRACE_SECONDS, lambda: lease.calls.count("renew") >= 8)
+        assert lease.is_held, "a restart of the node or a prover takes some seconds"
+        await advance_until(clock, 15, lambda: lease.owner == "" or lease.calls.count("renew") >= 11)
+        assert (lease.owner, lease.is_held) == (("", False) if is_shared else ("me", True))
+        able.append(True)
+        await advance_until(clock, 2, lambda: lease.is_held)
 
 
 async def test_member_reports_a_database_that_cannot_be_read_for_long(
