@@ -237,12 +237,14 @@ class QueueSummaries:
         self._summaries: dict[bytes, tuple[float, QueueSummary]] = {}  # with the monotonic time of the building
 
     def get(self, round_id: bytes) -> QueueSummary | None:
-        """Return the summary of a round, None if the round is not known. Reads neither the queue nor the chain.
+        """Return the summary of a round, None if the round is not agreed. Reads neither the queue nor the chain.
+
+        One node can list any number of rounds, one after the other, and a summary may take more than a megabyte.
 
         Raises:
             InvalidRoundError: the round ends before it begins.
         """
-        known = self._rounds.get(round_id)
+        known = self._rounds.get(round_id) if self._rounds.is_agreed(round_id) else None
         if known is None:
             return None
         built_at, summary = self._summaries.get(round_id, (0.0, None))

@@ -76,7 +76,9 @@ class Summaries:
 
     def __init__(self, queue: SimulatedQueue, rng: random.Random) -> None:
         known = SimpleNamespace(round_id=ROUND, vote_end_time=END, created_at_height=1)
-        rounds = SimpleNamespace(get={ROUND: known}.get, agreed_rounds=lambda: [known])
+        rounds = SimpleNamespace(
+            get={ROUND: known}.get, is_agreed=lambda round_id: round_id == ROUND, agreed_rounds=lambda: [known]
+        )
 
         async def read_block_time(_height: int) -> float:
             return float(START)

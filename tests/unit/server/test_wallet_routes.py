@@ -207,6 +207,19 @@ async def test_queue_summary_is_served_during_a_pause() -> None:
         assert (await client.get(f"{SUMMARY_PATH}/{ROUND_ID.hex()}")).status_code == 200
 
 
+async def test_queue_summary_of_a_round_that_one_node_may_have_invented_is_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wallets = SummaryApp()
+    monkeypatch.setattr(wallets.chain, "is_agreed", lambda round_id: round_id == ROUND_ID)
+    for number in range(3):
+        invented = number.to_bytes(32)
+        wallets.chain.rounds[invented] = make_round(round_id=invented)
+    async with wallets.create_client() as client:
+        statuses = [(await client.get(f"{SUMMARY_PATH}/{each.hex()}")).status_code for each in wallets.chain.rounds]
+    assert statuses == [200, 404, 404, 404]
+
+
 async def test_queue_summary_without_creation_block_begins_now() -> None:
     wallets = SummaryApp()
     wallets.block_time = None
