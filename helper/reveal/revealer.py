@@ -317,4 +317,5 @@ class Revealer:
             anchor_height=anchor.height,
             circuit=circuit,
             height=anchor.height if head is None else head.height,
+            anchor_root=anchor.root,
         )

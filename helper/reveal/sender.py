@@ -512,9 +512,8 @@ class Sender:
 
     def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
         """Whether a node checks the proof with the root that it was made for, as far as that is known."""
-        message = RevealMessage.from_tx(reveal.row.message)
-        root = self.verifier.root_of(message.proof)
-        return root is None or self.trees.serves_root(reveal.round_id, node.name, message.anchor_height, root)
+        root, height = reveal.row.anchor_root, reveal.row.anchor_height
+        return root is None or self.trees.serves_root(reveal.round_id, node.name, height, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self.attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
@@ -532,10 +531,9 @@ class Sender:
 
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
         """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
-        message = RevealMessage.from_tx(reveal.row.message)
-        root = self.verifier.root_of(message.proof)
+        message, root = RevealMessage.from_tx(reveal.row.message), reveal.row.anchor_root
         if root is None:
-            return True  # it was made before the start, or by another host
+            return True
         circuit = reveal.row.circuit
         try:
             statement = get_generation(circuit).create_statement(message, root)

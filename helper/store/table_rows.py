@@ -211,6 +211,7 @@ class RevealRow(NamedTuple):
         last_endpoint: name of the endpoint of the latest send.
         last_outcome: result of the latest send, None while unknown.
         decide_height: height of the chain at which the message needs a decision.
+        anchor_root: the root itself, since nodes may have different ones at that height; None if it was imported.
     """
 
     share_id: int
@@ -225,6 +226,7 @@ class RevealRow(NamedTuple):
     last_endpoint: str | None = None
     last_outcome: str | None = None
     decide_height: int = 0
+    anchor_root: bytes | None = None
     row_check: bytes = b""
 
     def __repr__(self) -> str:

@@ -247,6 +247,7 @@ class SimStore(SqliteStore):
         return await check_integrity(self._reader, self.wait_for_erasure)
 
     async def run(self, op: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if op in {shares.retry, shares.fail}:
+        result = await super().run(op, *args, **kwargs)
+        if result and op in {shares.retry, shares.fail}:  # a crash before the commit has spent nothing
             self.on_attempt_spent(cast(int, args[0]), str(kwargs["stage"]), str(kwargs["note"]))
-        return await super().run(op, *args, **kwargs)
+        return result

@@ -23,8 +23,8 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) -> None:
     await pipeline.prepare_message(1)
-    ((message, tx_hash, anchor, circuit, height),) = pipeline.query_rows(
-        "SELECT substr(message, 77), substr(message, 45, 32), anchor_height, circuit, height FROM reveals"
+    ((message, tx_hash, anchor, root, circuit, height),) = pipeline.query_rows(
+        "SELECT substr(message, 77), substr(message, 45, 32), anchor_height, anchor_root, circuit, height FROM reveals"
     )
     share = create_share(1)
     assert RevealMessage.from_tx(message) == RevealMessage(
@@ -36,7 +36,8 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
         round_id=ROUND,
         anchor_height=ANCHOR.height,
     )
-    assert (tx_hash, anchor, circuit) == (RevealMessage.from_tx(message).tx_hash(), ANCHOR.height, "k10")
+    assert (tx_hash, circuit) == (RevealMessage.from_tx(message).tx_hash(), "k10")
+    assert (anchor, root) == (ANCHOR.height, ANCHOR.root)
     assert height == pipeline.height
     assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.SENT, 0, pipeline.height)
     assert pipeline.nodes.posts == [], "sending is the sender's task"

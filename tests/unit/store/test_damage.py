@@ -55,7 +55,7 @@ def share_row() -> ShareRow:
 
 
 def reveal_row() -> RevealRow:
-    row = RevealRow(7, make_reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted")
+    row = RevealRow(7, make_reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted", 0, b"r" * 32)
     return with_check(KEY, row)
 
 

@@ -105,6 +105,7 @@ CREATE TABLE reveals (
   last_endpoint     TEXT CHECK (length(last_endpoint) <= 400),
   last_outcome      TEXT CHECK (length(last_outcome) <= 400),
   decide_height     BIGINT NOT NULL CHECK (decide_height >= 0),
+  anchor_root       BYTEA CHECK (length(anchor_root) = 32),
   row_check         BYTEA NOT NULL CHECK (length(row_check) = 8),
   CHECK ((sends = 0) = (first_sent_height IS NULL)),
   CHECK ((sends = 0) = (last_sent_height IS NULL))

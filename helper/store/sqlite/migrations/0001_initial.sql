@@ -92,6 +92,7 @@ CREATE TABLE reveals (
   last_endpoint     TEXT CHECK (length(last_endpoint) <= 400),
   last_outcome      TEXT CHECK (length(last_outcome) <= 400),
   decide_height     INTEGER NOT NULL CHECK (decide_height >= 0),
+  anchor_root       BLOB CHECK (length(anchor_root) = 32),
   row_check         BLOB NOT NULL CHECK (length(row_check) = 8),
   CHECK ((sends = 0) = (first_sent_height IS NULL)),
   CHECK ((sends = 0) = (last_sent_height IS NULL))
