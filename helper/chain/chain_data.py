@@ -10,7 +10,9 @@ from helper.errors import InvalidResponse
 
 MAX_LEAVES = 2**24
 MAX_INT = 2**62
-"""Maximum of heights and times. Sums of them fit into the store's 64 bits."""
+"""Maximum of heights. Sums of them fit into the store's 64 bits."""
+MAX_END = 2**53
+"""Maximum end of a round, in Unix seconds. A share may be due then, and in milliseconds it fits into 64 bits."""
 
 
 class RoundStatus(IntEnum):

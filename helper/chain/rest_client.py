@@ -25,6 +25,7 @@ from helper.chain.broadcast_outcome import (
     sanitize_text,
 )
 from helper.chain.chain_data import (
+    MAX_END,
     MAX_INT,
     MAX_LEAVES,
     Anchor,
@@ -431,7 +432,7 @@ def _parse_round_fields(fields: Fields) -> Round:
     return Round(
         round_id=fields.base64_bytes("vote_round_id", 32),
         status=RoundStatus(status),
-        vote_end_time=fields.uint("vote_end_time", maximum=MAX_INT),
+        vote_end_time=fields.uint("vote_end_time", maximum=MAX_END),
         proposals=tuple(map(_parse_proposal, proposals)),
         created_at_height=fields.uint("created_at_height", maximum=MAX_INT),
         authority_key=_displayed(partial(fields.base64_bytes, "ea_pk", 32), b""),
