@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import anyio
 import structlog
 
 from helper.chain.broadcast_outcome import (
@@ -496,15 +497,17 @@ class Sender:
         """The result of exactly this accepted message in a block, with the node that reports it, if there is one.
 
         Some nodes check proofs only in blocks. A failure is preferred: a false node may report that the message was
-        counted, and to prove the share again does no harm.
+        counted, and to prove the share again does no harm. No node is awaited for longer than the response to a send,
+        because the sends of other shares wait.
         """
         counted: tuple[Node | None, TxResult | None] = (None, None)
         for node in self.node_pool.usable_nodes if reveal.row.last_outcome == Verdict.ACCEPTED.name else ():
-            try:
-                result = await node.client.tx(reveal.row.tx_hash)
-            except ChainError as error:
-                self.node_pool.record_error(node, error)
-                continue
+            result: TxResult | None = None
+            with anyio.move_on_after(node.client.response_wait):
+                try:
+                    result = await node.client.tx(reveal.row.tx_hash)
+                except ChainError as error:
+                    self.node_pool.record_error(node, error)
             if result is not None and not shows_spent(result):
                 return node, result
             counted = counted if result is None else (node, result)

@@ -420,6 +420,18 @@ async def test_failure_in_a_block_prevails_over_a_node_that_reports_the_reveal_a
     assert pipeline.circuits.current == "k11"
 
 
+async def test_node_that_withholds_results_delays_no_send_for_long(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = pipeline.endpoints.nodes[0].client
+    monkeypatch.setattr(liar, "tx", lambda _: asyncio.Event().wait())
+    monkeypatch.setattr(liar, "_send_times", SimpleNamespace(limit=0.01, add=lambda _: None))
+    await pipeline.sender.send(await pipeline.prepare_message())
+    async with asyncio.timeout(5):
+        await pipeline.next_block(REPROVE_BLOCKS + 1)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
+
+
 async def test_node_without_verdict_does_not_prevent_circuit_switch(pipeline: Pipeline) -> None:
     pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: reply_with(429, error="too many requests")}
     pipeline.circuits.select_initial("svote-test", "", None)
