@@ -9,7 +9,6 @@ import sqlite3
 import struct
 from typing import Any
 
-from helper.store.null_cipher import HEADER_BYTES
 from helper.store.table_rows import WITNESS_FORMATS, read_extra
 
 
@@ -24,12 +23,12 @@ def _locate(name: str) -> tuple[int, str]:
     """Return the offset of a field in the column, and its format."""
     names = list(WITNESS_FORMATS)
     formats = list(WITNESS_FORMATS.values())
-    return HEADER_BYTES + struct.calcsize(">" + "".join(formats[: names.index(name)])), f">{WITNESS_FORMATS[name]}"
+    return struct.calcsize(">" + "".join(formats[: names.index(name)])), f">{WITNESS_FORMATS[name]}"
 
 
 def _read_field(witness: bytes, name: str) -> Any:
     if name in {"kind", "extra"}:
-        return read_extra(witness[HEADER_BYTES:])[name == "extra"]
+        return read_extra(witness)[name == "extra"]
     start, width = _locate(name)
     return struct.unpack_from(width, witness, start)[0]
 

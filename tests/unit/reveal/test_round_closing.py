@@ -91,7 +91,7 @@ async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witn
     assert pipeline.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
     assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.CONFIRMED: 1}}
     assert pipeline.stats.counts["expired"] == 2, "the third share had failed before"
-    assert pipeline.query_rows("SELECT length(witness) FROM shares") == [(748,)] * 3
+    assert pipeline.query_rows("SELECT length(witness) FROM shares") == [(704,)] * 3
 
 
 @pytest.mark.rule("R15")

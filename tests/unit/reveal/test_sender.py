@@ -522,7 +522,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
         )
         await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 748)
+    assert pipeline.read_share(1, "state, attempts, length(witness)") == (ShareState.FAILED, 0, 704)
     errors = [(e["event"], e["stage"], e["reason"]) for e in logs if e["log_level"] == "error"]
     assert errors == [("share_failed", "broadcast", "invalid message field: proposal")]
     assert pipeline.stats.counts["failed"] == 1

@@ -136,19 +136,6 @@ async def test_claim_due_reports_and_skips_damaged_row(
     assert await reopened.run_batches(rounds.fail_unconfirmed, ROUND, note="closed") == 2
 
 
-async def test_damaged_header_of_plain_witness_changes_nothing(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
-) -> None:
-    await enqueue_shares(store, 1)
-    change = "UPDATE shares SET witness = CAST(x'01' || substr(witness, 2) AS BLOB)"
-    reopened = await reopen_after_change(open_sqlite_store, store, path, change)
-
-    (claimed,) = await claim_all_due(reopened)
-
-    assert claimed.share == make_posted_share(1).share
-    assert len(await confirm_shares(reopened, 1, height=1)) == 1, "the witness is erased"
-
-
 @pytest.mark.rule("N25")
 @pytest.mark.parametrize(
     "operation",

@@ -126,7 +126,7 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     await confirm_shares(store, *range(20), height=9)
     for queued in await claim_all_due(store, limit=3):
         await store.run(messages.prepare, queued.id, make_reveal(1))
-    ((key,),) = query_rows(path, "SELECT substr(mac_key, 45) FROM round_keys WHERE no = 1")
+    ((key,),) = query_rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
 
     assert await store.run_batches(rounds.purge, ROUND) == 300
     await store.wait_for_erasure()

@@ -15,7 +15,7 @@ CREATE TABLE meta (
 CREATE TABLE round_keys (
   no        INTEGER PRIMARY KEY,
   round_id  BLOB NOT NULL CHECK (length(round_id) = 32),
-  mac_key   BLOB NOT NULL CHECK (length(mac_key) = 76),
+  mac_key   BLOB NOT NULL CHECK (length(mac_key) IN (32, 76)),
   row_check BLOB NOT NULL CHECK (length(row_check) = 8)
 ) STRICT;
 
@@ -39,7 +39,7 @@ CREATE TABLE shares (
   round_no      INTEGER NOT NULL,
   mac           BLOB NOT NULL UNIQUE CHECK (length(mac) = 32),
   tag           BLOB NOT NULL CHECK (length(tag) = 16),                      -- a hash of the nullifier
-  witness       BLOB NOT NULL CHECK (length(witness) BETWEEN 45 AND 17200), -- sealed
+  witness       BLOB NOT NULL CHECK (length(witness) BETWEEN 1 AND 17200),  -- sealed
   rank          INTEGER NOT NULL CHECK (rank >= 0),
   state         INTEGER NOT NULL CHECK (state IN (0, 1, 3, 4)),
   due_ms        INTEGER NOT NULL CHECK (due_ms >= 0),
@@ -82,7 +82,7 @@ END;
 -- The message of a share that may have been sent; its bytes and its hash are sealed together.
 CREATE TABLE reveals (
   share_id          INTEGER PRIMARY KEY REFERENCES shares (id) ON DELETE CASCADE,
-  message           BLOB NOT NULL CHECK (length(message) BETWEEN 77 AND 65700),
+  message           BLOB NOT NULL CHECK (length(message) BETWEEN 33 AND 65700),
   anchor_height     INTEGER NOT NULL CHECK (anchor_height >= 0),
   circuit           TEXT NOT NULL CHECK (length(circuit) BETWEEN 1 AND 16),
   height            INTEGER NOT NULL CHECK (height >= 0),
