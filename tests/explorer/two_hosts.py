@@ -906,7 +906,7 @@ class TwoHosts:
         rows = [
             read("SELECT id, state, due_ms, attempts, crashes, stage = 'closed' FROM shares").fetchall(),
             read(
-                "SELECT share_id, substr(message, 45, 32), sends > 0, first_sent_height, last_sent_height, "
+                "SELECT share_id, substr(message, 1, 32), sends > 0, first_sent_height, last_sent_height, "
                 "last_endpoint, last_outcome, decide_height FROM reveals"
             ).fetchall(),
             read("SELECT share_id, min(2, count(*)) FROM history WHERE stage = 'broadcast' GROUP BY 1").fetchall(),

@@ -98,7 +98,7 @@ async def test_restart_resends_sent_message_before_new_proof(
     env = {"KILL_AT": "mark_sending:after"}
     async with run_helper(tmp_path, http, chain, until="spawned", env=env, helper=ONE_PROOF) as helper:
         vote = await post_until_killed(chain, helper, round_id)
-        query = "SELECT field(witness, 'nullifier'), substr(message, 45, 32) FROM shares JOIN reveals ON share_id = id"
+        query = "SELECT field(witness, 'nullifier'), substr(message, 1, 32) FROM shares JOIN reveals ON share_id = id"
         stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.query_rows(query)}
         assert stored
         await chain.delegate(round_id, 1)  # a new proof would use another root

@@ -124,7 +124,7 @@ async def test_third_generation_share_is_accepted_stored_proven_and_sent(
     (_, body), *others = pipeline.nodes.posts
     assert not others
     sent = json.loads(body)
-    (transaction,) = pipeline.query_rows("SELECT substr(message, 77) FROM reveals WHERE circuit = ?", NAME)[0]
+    (transaction,) = pipeline.query_rows("SELECT substr(message, 33) FROM reveals WHERE circuit = ?", NAME)[0]
     message = RevealMessage.from_tx(transaction)
     assert (message.to_json(), message.vote_decision, len(message.proof)) == (sent, 0, PROOF_BYTES)
     assert pipeline.trees.newest is not None

@@ -24,7 +24,7 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) -> None:
     await pipeline.prepare_message(1)
     ((message, tx_hash, anchor, root, circuit, height),) = pipeline.query_rows(
-        "SELECT substr(message, 77), substr(message, 45, 32), anchor_height, anchor_root, circuit, height FROM reveals"
+        "SELECT substr(message, 33), substr(message, 1, 32), anchor_height, anchor_root, circuit, height FROM reveals"
     )
     share = create_share(1)
     assert RevealMessage.from_tx(message) == RevealMessage(

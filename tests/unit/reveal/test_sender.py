@@ -67,7 +67,7 @@ async def test_prepared_message_is_on_disk_before_first_byte_is_sent(pipeline: P
             (
                 pipeline.read_share(1),
                 pipeline.read_send_state(),
-                pipeline.query_rows("SELECT substr(message, 77) FROM reveals")[0][0],
+                pipeline.query_rows("SELECT substr(message, 33) FROM reveals")[0][0],
             )
         )
         return await ACCEPTED_REPLY(body)
