@@ -137,7 +137,7 @@ def _open_armor(text: str) -> bytes:
     try:
         return open_key_armor(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
     except PassphraseError as error:
-        fail(str(error), ExitCode.NOT_AUTHORISED)
+        fail(str(error), ExitCode.NOT_AUTHORIZED)
     except KeyArmorError as error:
         fail(str(error), ExitCode.USAGE)
 
@@ -183,4 +183,4 @@ async def _request(method: str, url: str, body: dict[str, Any] | None = None) ->
     print_message(
         f"HTTP {response.status_code}: {content.get('error', content) if isinstance(content, dict) else content}"
     )
-    raise typer.Exit(ExitCode.NOT_AUTHORISED if response.status_code == 401 else ExitCode.FAILURE)
+    raise typer.Exit(ExitCode.NOT_AUTHORIZED if response.status_code == 401 else ExitCode.FAILURE)

@@ -27,7 +27,7 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     """
     file = find_file(config, os.environ)
     if file is not None and not is_missing(file) and not os.access(file, os.R_OK):
-        fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to read {file}", ExitCode.NOT_AUTHORIZED)
     loaded = load(file, os.environ, flags)
     refuse_planted(loaded.config.socket_path)
     refuse_planted(loaded.config.db_path)

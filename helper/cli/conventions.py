@@ -97,7 +97,7 @@ class ExitCode(IntEnum):
     FAILURE = 1
     USAGE = 2
     DEGRADED = 3
-    NOT_AUTHORISED = 4
+    NOT_AUTHORIZED = 4
     NOT_FOUND = 5
     UNREACHABLE = 6
 
@@ -201,13 +201,13 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     except NotFound as error:
         fail(f"{error}\n{error.advice}", ExitCode.NOT_FOUND)
     except (BucketRefused, BackupKeyError) as error:
-        fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORISED)
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORIZED)
     except (DaemonUnreachableError, ChainUnavailable, BucketError, StoreUnreachable) as error:
         fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except FileNotFoundError as error:
         fail(f"{error.filename or 'the working directory'} does not exist", ExitCode.NOT_FOUND)
     except PermissionError as error:
-        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORIZED)
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and is_output_error(error):
             raise

@@ -23,7 +23,7 @@ from helper.observability import log_config
 
 _SUBJECT_WIDTH: Final = 16
 _INDENT: Final = " " * 6
-_COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
+_COLORS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ def _print_report(report: DoctorReport) -> None:
     """Print each result with its advice below. Lines are wrapped only on a terminal."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     # https://no-color.org
-    coloured = columns is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    colored = columns is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in report.findings:
         level = finding.level.value.ljust(5)
         first_line = f"{level} {finding.subject.ljust(_SUBJECT_WIDTH)} {finding.message}"
         lines = _wrap(format_one_line(first_line), columns, _INDENT)
-        if coloured:
-            lines[0] = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m{lines[0][len(level) :]}"
+        if colored:
+            lines[0] = f"\x1b[{_COLORS[finding.level]}m{level}\x1b[0m{lines[0][len(level) :]}"
         if finding.advice:
             lines += _wrap(format_one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
         typer.echo("\n".join(lines))

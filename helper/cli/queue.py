@@ -51,7 +51,7 @@ def show(
     if not ref.isalnum() or not ref.isascii():  # other characters could change the path
         raise typer.BadParameter("a share reference consists of hex characters", param_hint="REF")
     response = OperatorApi.of(options).get(f"/queue/{ref.lower()}")
-    emit(response, print_story, json=options.json)
+    emit(response, print_share, json=options.json)
 
 
 def stats(options: QueueOptions) -> None:
@@ -139,7 +139,7 @@ def rounds(options: QueueOptions) -> None:
 
 
 def _print_rounds(response: Mapping[str, Any]) -> None:
-    columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree", "authenticated")
+    columns = ("round", "status", "ends", "ends (UTC)", "left", *_SHARE_STATES, "tree", "authenticated")
     emit_table(columns, [_format_round(row) for row in response["rounds"]])
     print_message(f"{len(response['rounds'])} rounds, from the {response['source']}")
 
@@ -154,13 +154,13 @@ def _format_round(row: Mapping[str, Any]) -> tuple[object, ...]:
         format_time(row["ends"], local=True),
         format_time(row["ends"]),
         format_duration(row["left"]) if row["left"] > 0 else "ended",
-        *(row["shares"][key] for key in _STATES.values()),
+        *(row["shares"][key] for key in _SHARE_STATES.values()),
         row["tree_size"],
         _AUTHENTICATION_TEXTS.get(row["authentication"], row["authentication"]),
     )
 
 
-_STATES = {
+_SHARE_STATES = {
     state.label: state.json_name
     for state in (ShareState.WAITING, ShareState.PROVING, ShareState.SENT, ShareState.CONFIRMED, ShareState.FAILED)
 }
@@ -170,7 +170,7 @@ _DATE_CHARS = len("2026-01-01")
 MOVED_TEXT = "already moved to another helper (if it lost them: `queue retry --stage moved`)"
 _SHOWN_STATS = frozenset({"source", "total", "rounds", "failed", "failed_before", "damaged", "service"})
 """The parts of `queue stats` that are not shown as a name and a value."""
-_STATE_NAMES = {
+_VALUE_NAMES = {
     "block_age": "seconds since the newest block",
     "clock_skew": "clock minus chain, seconds",
     "confirmation": "time to confirmation",
@@ -193,7 +193,7 @@ _STATE_NAMES = {
     "unread_blocks": "older blocks not read yet",
 }
 """Names of values of the running helper (`ServiceState`). Others are shown with spaces instead of `_` and `.`."""
-_STATE_GROUPS = {"checks": "check", "counts": "since the start:", "endpoints": "node", "recent_failures": "failure"}
+_VALUE_GROUPS = {"checks": "check", "counts": "since the start:", "endpoints": "node", "recent_failures": "failure"}
 
 
 def print_list(response: Mapping[str, Any], limit: str) -> None:
@@ -223,7 +223,7 @@ def print_list(response: Mapping[str, Any], limit: str) -> None:
     print_message(f"{shown}, from the {response['source']}")
 
 
-def print_story(response: Mapping[str, Any]) -> None:
+def print_share(response: Mapping[str, Any]) -> None:
     """Print `queue show`: the state of a share, then its history."""
     spent = ", ".join(f"{stage} {number}" for stage, number in response["attempts_by_stage"].items())
     end = response["vote_end_time"]
@@ -260,10 +260,10 @@ def print_story(response: Mapping[str, Any]) -> None:
 
 def print_stats(response: Mapping[str, Any]) -> None:
     """Print `queue stats`: one row per round, the total, and the state of the running helper."""
-    keys = (*_STATES.values(), "total")
+    keys = (*_SHARE_STATES.values(), "total")
     rows = [(name[:ROUND_CHARS], *(counts[key] for key in keys)) for name, counts in response["rounds"].items()]
     rows.append(("all", *(response["total"][key] for key in keys)))
-    emit_table(("round", *_STATES, "total"), rows)
+    emit_table(("round", *_SHARE_STATES, "total"), rows)
     if response["failed"]:
         typer.echo("")
         print_failed(response["failed"])
@@ -281,7 +281,7 @@ def print_stats(response: Mapping[str, Any]) -> None:
     values = {name: value for name, value in response.items() if name not in _SHOWN_STATS} | response.get("service", {})
     if values:
         typer.echo("")
-        emit_table(("daemon", "value"), [(_state_name(name), _format_value(value)) for name, value in _flatten(values)])
+        emit_table(("daemon", "value"), [(_value_name(name), _format_value(value)) for name, value in _flatten(values)])
 
 
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -307,7 +307,7 @@ def print_retried(response: Mapping[str, Any]) -> None:
 def print_purged(response: Mapping[str, Any]) -> None:
     """Print the result of `queue purge`."""
     would = "would be" if response["dry_run"] else "are"
-    shares = ", ".join(f"{response[key]} {label}" for label, key in _STATES.items() if response[key])
+    shares = ", ".join(f"{response[key]} {label}" for label, key in _SHARE_STATES.items() if response[key])
     typer.echo(f"{shares or 'no shares'} {would} deleted with their round")
 
 
@@ -363,12 +363,12 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, round(value, 3) if isinstance(value, float) else value
 
 
-def _state_name(name: str) -> str:
+def _value_name(name: str) -> str:
     """Return the name of a flattened value of the running helper, for people."""
     group, _, item = name.partition(".")
-    if group in _STATE_GROUPS and item:
-        return f"{_STATE_GROUPS[group]} {item if group == 'endpoints' else _to_words(item)}"
-    return _STATE_NAMES.get(name) or _to_words(name)
+    if group in _VALUE_GROUPS and item:
+        return f"{_VALUE_GROUPS[group]} {item if group == 'endpoints' else _to_words(item)}"
+    return _VALUE_NAMES.get(name) or _to_words(name)
 
 
 def _to_words(name: str) -> str:

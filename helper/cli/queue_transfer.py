@@ -64,7 +64,7 @@ def _read_svoted_file(file: Path) -> SvotedExport:
                 fail(
                     f"other users can access {file} (mode {mode:o}), which contains the witnesses of shares\n"
                     f"Run `chmod 600 {file}`, and find out who could have read it.",
-                    ExitCode.NOT_AUTHORISED,
+                    ExitCode.NOT_AUTHORIZED,
                 )
             data = opened.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:

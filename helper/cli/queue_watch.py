@@ -260,7 +260,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.OK) from None
     except PermissionError:
-        fail(f"no permission to use {api.settings.socket_path}", ExitCode.NOT_AUTHORISED)
+        fail(f"no permission to use {api.settings.socket_path}", ExitCode.NOT_AUTHORIZED)
     except BrokenPipeError:
         discard_output()
         raise typer.Exit(ExitCode.OK) from None

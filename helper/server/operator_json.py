@@ -42,7 +42,7 @@ class HistoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareStory(QueueEntry):
+class ShareHistory(QueueEntry):
     """`queue show`: all details of one share except its witness."""
 
     source: Source = fact(SOURCE)
@@ -124,11 +124,11 @@ class RescanState:
     pruned_blocks: Sequence[tuple[int, int]] = fact("The pruned blocks, as pairs of first and last height.")
 
 
-def tell_story(details: ShareDetails, *, source: Source) -> ShareStory:
+def describe_share(details: ShareDetails, *, source: Source) -> ShareHistory:
     """`queue show`."""
     entry, end = details.entry, details.vote_end_time
     is_scheduled = entry.state == ShareState.WAITING.json_name and (end is None or entry.due < end)
-    return ShareStory(
+    return ShareHistory(
         **asdict(entry),
         source=source,
         received=_seconds(details.received_ms),

@@ -96,11 +96,11 @@ def _query_handlers(
             failed = await queue.list_matching_failures(query, limit=MAX_FAILURE_GROUPS)
         return operator_json.ShareList(source=source, shares=await queue.list_shares(query, limit), failed=failed)
 
-    async def show(request: Request) -> operator_json.ShareStory:
+    async def show(request: Request) -> operator_json.ShareHistory:
         details = await queue.get_share_details(request.path_params["ref"])
         if details is None:
             raise HTTPException(404, "no share, or more than one, matches this reference; confirmed shares are erased")
-        return operator_json.tell_story(details, source=source)
+        return operator_json.describe_share(details, source=source)
 
     async def stats(_request: Request) -> dict[str, Any]:
         snapshot = await read_snapshot(queue, max_failures=MAX_FAILURE_GROUPS)

@@ -15,7 +15,7 @@ from helper.cli.terminal import emit_table
 from helper.core.json_records import to_json
 from helper.errors import StoreCorrupt
 from helper.observability.queue_snapshot import QueueSnapshot, RoundSnapshot, ShareCounts, stats_json
-from helper.server.operator_json import ShareList, tell_story
+from helper.server.operator_json import ShareList, describe_share
 from tests.support.service_state import partial_state
 from tests.unit.cli.live_daemon import SilentHandler, run_server
 from tests.unit.cli.test_main import read_json, run_command
@@ -51,7 +51,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 ENTRIES = [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)]
 LIST_RESPONSE = to_json(ShareList(source="daemon", shares=ENTRIES))
-SHOW_RESPONSE = to_json(tell_story(STORY, source="daemon"))
+SHOW_RESPONSE = to_json(describe_share(STORY, source="daemon"))
 COUNTS = ShareCounts(total=3, received=3)
 STATS_RESPONSE = stats_json(
     QueueSnapshot(at=0.0, total=COUNTS, rounds=[RoundSnapshot(round_id=ROUND_ID.hex(), counts=COUNTS)]),

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from helper.cli.queue import print_story
+from helper.cli.queue import print_share
 from helper.core.json_records import to_json
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.server import operator_parameters
-from helper.server.operator_json import tell_story
+from helper.server.operator_json import describe_share
 from helper.server.operator_routes import create_operator_app, stored_rounds
 from helper.store.models import (
     DamagedShare,
@@ -171,8 +171,8 @@ async def test_queue_show_has_times_attempts_and_transaction(operator_client: Op
 @pytest.mark.rule("R3")
 async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
-    story = tell_story(at_the_end, source="file")
-    assert (story.cannot_count, story.transaction) == (True, None)
+    shown = describe_share(at_the_end, source="file")
+    assert (shown.cannot_count, shown.transaction) == (True, None)
 
 
 @pytest.mark.rule("R11")
@@ -195,9 +195,9 @@ def test_queue_show_has_time_of_next_attempt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     details = ShareDetails(make_entry(state=state, due=due), 0, vote_end_time, (), {})
-    response = to_json(tell_story(details, source="daemon"))
+    response = to_json(describe_share(details, source="daemon"))
     assert response["next_attempt"] == next_attempt
-    print_story(response)
+    print_share(response)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next attempt")]
     assert len(lines) == (text is not None)
     assert text is None or text in lines[0]
