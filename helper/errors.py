@@ -1,31 +1,10 @@
-"""Error classes of the helper.
-
-    HelperError
-    ├── ConfigError, ReleaseError, ExportFileError, ProofBundleError, AuditError, DaemonUnreachableError
-    ├── StoreError
-    │   └── StoreFull, StoreCorrupt, StoreForeign, StoreLocked, StoreDisplaced, StoreMoved, StoreKeyError,
-    │       StoreCopyDiffers, LeavesMissing, StoreUnreachable, StoreRefused, StoreUnconfirmed
-    ├── LeaseError
-    │   └── LeaseHeld
-    ├── BackupError
-    │   └── BackupKeyError
-    ├── ActionRefused
-    │   └── NotFound
-    ├── BucketError
-    │   └── BucketRefused, BucketThrottled
-    ├── ChainError
-    │   ├── ChainUnavailable
-    │   └── ChainResponseError
-    │       └── InvalidResponse
-    ├── ProverError
-    │   └── ProverTimeout, ProverCrashed, ProofFailed, ProofNotNeeded
-    ├── ShareRefused, ClientLeft
-    └── TemporaryRefusal (in `helper.core.refusals`)
-
-Each class defines what an operator can do (`advice`). A `UsageError` is none of them.
-"""
+"""Error classes of the helper. Each defines what an operator can do (`advice`). A `UsageError` is none of them."""
 
 from __future__ import annotations
+
+from typing import Final
+
+RESTORE_ADVICE: Final = "restore the newest backup: `svote-helper db restore BACKUP --force --passphrase-file FILE`."
 
 
 class UsageError(ValueError):
@@ -35,7 +14,7 @@ class UsageError(ValueError):
 class HelperError(Exception):
     """Base class of all errors of the helper. `advice` is a suggested action for an operator."""
 
-    advice: str = "Check the previous log line."
+    advice: str = "Run `svote-helper doctor`."
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
         super().__init__(message)
@@ -70,7 +49,7 @@ class StoreFull(StoreError):
 class StoreCorrupt(StoreError):
     """The database file is damaged."""
 
-    advice = "Stop the helper, keep the file, and restore the newest backup: `svote-helper db restore FILE --force`."
+    advice = f"Stop the helper, keep the file, and {RESTORE_ADVICE}"
 
 
 class StoreForeign(StoreError):
@@ -78,7 +57,7 @@ class StoreForeign(StoreError):
 
     advice = (
         "Set [helper] db_path to this helper's own database, or start the version that wrote it. "
-        "If it is this helper's own, it is damaged: restore the newest backup."
+        f"If it is this helper's own, it is damaged; {RESTORE_ADVICE}"
     )
 
 

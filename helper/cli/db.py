@@ -34,11 +34,12 @@ from helper.cli.conventions import (
     print_message,
     require_confirmation,
 )
+from helper.cli.operator_api import DATABASE_ADVICE
 from helper.clock import SystemClock
 from helper.config.sections import Config
 from helper.config.settings_file import is_missing
 from helper.core.json_records import fact
-from helper.errors import StoreKeyError
+from helper.errors import NotFound, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
     MIN_PASSPHRASE_CHARS,
@@ -343,7 +344,7 @@ def _find_database(
     if settings.store.url and options.db is None:
         fail(f"the queue is in a shared database ([store] url): {_SHARED_ADVICE}", ExitCode.USAGE)
     if must_exist and is_missing(settings.db_path):
-        fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
+        raise NotFound(f"database {settings.db_path} does not exist", advice=DATABASE_ADVICE)
     return settings.db_path, read_file_encryption(settings.store.key_file)
 
 

@@ -89,7 +89,8 @@ def healthcheck(
 
 def _print_report(report: Mapping[str, Any]) -> None:
     failed = [f"{check['name']}: {check['problem']}" for check in report["checks"] if check["problem"] is not None]
-    for line in (*failed, *report["problems"]):
+    advice = [] if report["status"] == "ready" else ["Run `svote-helper doctor`."]
+    for line in (*failed, *report["problems"], *advice):
         print_message(line)
 
 

@@ -33,7 +33,7 @@ QUERY_SECONDS: Final = 10.0
 ACTION_SECONDS: Final = 3600.0
 """Timeout of an action in seconds. An action runs in small transactions, which takes minutes on a large queue."""
 _LOG_ADVICE: Final = "Check the helper's log."
-_DATABASE_ADVICE: Final = "Start the helper, or specify its settings (--config) or its database (--db)."
+DATABASE_ADVICE: Final = "Start the helper, or specify its settings (--config) or its database (--db)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class OperatorApi:
                 advice="Run this on a host with a running helper; each can query the complete queue.",
             )
         if is_missing(self.settings.db_path):
-            raise NotFound(f"{no_helper}, and database {self.settings.db_path} does not exist", advice=_DATABASE_ADVICE)
+            raise NotFound(f"{no_helper}, and database {self.settings.db_path} does not exist", advice=DATABASE_ADVICE)
 
     @property
     def may_use_socket(self) -> bool:
@@ -117,7 +117,7 @@ class OperatorApi:
         if not os.access(database, os.R_OK if body is None else os.R_OK | os.W_OK):
             raise PermissionError(f"no permission to {'read' if body is None else 'change'} {database}")
         if database.is_file() and not database.stat().st_size:
-            raise NotFound(f"{database} is an empty file, not a queue", advice=_DATABASE_ADVICE)
+            raise NotFound(f"{database} is an empty file, not a queue", advice=DATABASE_ADVICE)
         # Imported here: requests to a daemon do not need the routes and the store, which are slow to import.
         from helper.cli.offline import request_file  # noqa: PLC0415
 

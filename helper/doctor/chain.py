@@ -126,7 +126,7 @@ def evaluate_nodes(pool: NodePool, reports: dict[Node, NodeReport]) -> tuple[lis
     for name, other in find_same_nodes((node.name, report.info.node_id) for node, report in reports.items()):
         advice = "List two different nodes in [chain] endpoints: one node cannot confirm its own reports."
         findings.append(warn(f"node {name}", f"it reports the same node id as {other}", advice, endpoint=name))
-    findings += [_evaluate_chain(pool), evaluate_clock(pool.clock_skew, limit=pool.max_clock_skew)]
+    findings += [_evaluate_chain(pool), evaluate_clock(pool.clock_skew, pool.stale_after, pool.max_clock_skew)]
     return findings, [report for node, report in reports.items() if node in usable]
 
 
@@ -203,20 +203,20 @@ def _evaluate_chain(pool: NodePool) -> CheckResult:
     return ok("chain", text, **facts)
 
 
-def evaluate_clock(skew: float | None, *, limit: float = 0.0) -> CheckResult:
+def evaluate_clock(skew: float | None, max_ahead: float = 0.0, max_behind: float = 0.0) -> CheckResult:
     """Compare this machine's clock with the nodes' newest block times.
 
-    `skew` is the clock minus the nearest of them, in seconds. Above `limit` seconds, dispatch pauses.
+    `skew` is the clock minus the nearest of them, in seconds. Above the limits, dispatch pauses.
     """
     if skew is None:
         return warn("clock", "no block time to compare with", "Fix a node first.")
     facts = {"block_age": round(skew, 1)}
-    if skew > limit:
+    if skew > max_ahead:
         advice = "Compare it with `date -u` on another machine and run an NTP service; if the chain has halted, wait."
         text = f"{skew:.0f} s ahead of the newest block: it is wrong, or the chain has halted"
         return fail("clock", text, advice, **facts)
     if skew < -AHEAD_WARNING_SECONDS:
-        level = Level.FAIL if skew < -limit else Level.WARN
+        level = Level.FAIL if skew < -max_behind else Level.WARN
         advice = "Correct it, and run an NTP service."
         return CheckResult("clock", level, f"{-skew:.0f} s behind the chain", advice, facts)
     return ok("clock", f"newest block is {max(0.0, skew):.0f} s old", **facts)

@@ -27,6 +27,7 @@ from helper.core.load_forecast import (
 )
 from helper.core.text_forms import format_duration
 from helper.doctor import CheckResult, fail, ok, warn
+from helper.errors import RESTORE_ADVICE
 from helper.observability.queue_snapshot import HelperSnapshot, QueueSnapshot, RoundSnapshot
 from helper.observability.service_state import ServiceState
 from helper.server.control_client import (
@@ -66,8 +67,8 @@ ADVICE_BY_CHECK: Final = {
 }
 """Advice for each of the helper's own health checks, by name; with a prefix that tells what a failure is about."""
 _ADVICE_BY_NOTE: Final = {
-    "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, restore the "
-    "newest backup.",
+    "store": "Check the disk for errors, and restart the helper. If its log has `database_damaged` again, "
+    f"{RESTORE_ADVICE}",
     "chain": "List two different nodes in [chain] endpoints; see the node checks.",
     "blocks": "No action is needed. A round is closed once the blocks since its creation are read; a node with RPC "
     "([chain] rpc) makes that faster.",
@@ -147,7 +148,7 @@ def evaluate_daemon(daemon: DaemonReport) -> list[CheckResult]:
         for name, problem in problems.items()
     ]
     results += [
-        warn(f"helper: {check.name}", check.note, _ADVICE_BY_NOTE.get(check.name, _ADVICE_BY_NOTE["rounds"]))
+        warn(f"helper: {check.name}", check.note, _ADVICE_BY_NOTE.get(check.name, "See its log."))
         for check in service.checks
         if check.note
     ]

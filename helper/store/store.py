@@ -12,7 +12,7 @@ import structlog
 from helper.clock import Clock
 from helper.core.dispatch_order import DueShare
 from helper.core.share import ShareKey, ShareState
-from helper.errors import HelperError, StoreCorrupt, StoreError
+from helper.errors import RESTORE_ADVICE, HelperError, StoreCorrupt, StoreError
 from helper.store import messages
 from helper.store.ledger import LEDGER_KEY, Ledger, parse_ledger
 from helper.store.messages import SentReveal
@@ -34,8 +34,7 @@ CHECK_BATCH_SHARES: Final = 100
 """Number of shares read per transaction of the background check; it takes a few milliseconds."""
 
 DAMAGE_ADVICE: Final = (
-    "Check the disk for errors, and restart the helper. If the problem is found again, restore the newest backup:"
-    " `svote-helper db restore FILE --force`."
+    f"Check the disk for errors, and restart the helper. If the problem is found again, {RESTORE_ADVICE}"
 )
 """A share that a damaged index hid at the start is requeued by the next one."""
 FIRST_CHECK_SECONDS: Final = 60.0

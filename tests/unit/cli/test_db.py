@@ -136,7 +136,7 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
         (("restore", "nowhere.age", "--passphrase-file", "passphrase"), 5, "nowhere.age"),
         (("restore", "huge", "--passphrase-file", "passphrase"), 1, "not a backup or export"),
         (("backup", "--output", "b.age", "--passphrase-file", "binary"), 2, "binary is not a text file"),
-        (("check", "--db", "none.db"), 5, "database none.db does not exist"),
+        (("check", "--db", "none.db"), 5, "database none.db does not exist Start the helper, or"),
         (("check", "--db", "passphrase"), 1, "not a database"),
     ],
 )

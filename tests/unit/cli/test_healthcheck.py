@@ -67,7 +67,7 @@ def test_healthcheck_exit_code_follows_helper_status(
     monkeypatch.setattr(FakeHelperHandler, "response", expected)
     assert run_command("healthcheck") == code
     output = capsys.readouterr()
-    assert (output.out, output.err) == ("", "" if code == 0 else "chain: no node\n")
+    assert (output.out, output.err) == ("", "" if code == 0 else "chain: no node\nRun `svote-helper doctor`.\n")
     assert run_command("healthcheck", "--json") == code
     result = json.loads(capsys.readouterr().out)
     assert_conforms("healthcheck", result)
@@ -147,7 +147,7 @@ def test_healthcheck_of_slow_response_ends_in_time(
     monkeypatch.setattr(FakeHelperHandler, "respond", respond_slowly)
     assert run_command("healthcheck", "--url", "unix:helper.sock", "--timeout", "0.2") == 6
     ended.set()
-    assert capsys.readouterr().err == "unix:helper.sock: no response within 0.2 s\n"
+    assert capsys.readouterr().err == "unix:helper.sock: no response within 0.2 s\nRun `svote-helper doctor`.\n"
 
 
 def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
