@@ -40,6 +40,7 @@ from helper.operations.archive_reader import open_archive_bucket, read_finished_
 from helper.operations.archived_objects import parse_round_directory
 from helper.runtime.process_security import acting_as_owner
 from helper.server.operator_parameters import parse_hex32
+from helper.store.models import MIN_REF_CHARS
 
 PROBE_SECONDS: Final = 5.0
 """Seconds between two checks of the nodes."""
@@ -62,7 +63,8 @@ class AuditOptions:
     round_text: Annotated[
         str,
         typer.Argument(
-            metavar="ROUND", help="Round (hex, or a prefix of at least 6 characters); not needed with --from."
+            metavar="ROUND",
+            help=f"Round (hex, or a prefix of at least {MIN_REF_CHARS} characters); not needed with --from.",
         ),
     ] = ""
     evidence_in: Annotated[

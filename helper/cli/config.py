@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -101,7 +102,9 @@ def init(
     except OSError as error:
         fail(f"{output} cannot be written: {error.strerror or error}")
     created = CreatedSettings(path=str(output), set=sorted(settings))
-    emit(created, lambda _: print_message(f"wrote {output}"), json=json)
+    setting = "" if endpoint else "set [chain] endpoints in it, then "
+    text = f"wrote {output}\nNext: {setting}run `svote-helper config validate {quote(str(output))}`."
+    emit(created, lambda _: print_message(text), json=json)
 
 
 def render_example(settings: Mapping[str, Any] = MappingProxyType({})) -> str:
@@ -201,7 +204,7 @@ def to_toml(value: Any) -> str:
 
 
 def validate(
-    file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", readable=False, help="File to check.")] = None,
     config: ConfigOption = None,
     online: Annotated[bool, typer.Option("--online", help="Also check the configured nodes.")] = False,
     json: JsonOption = False,

@@ -196,7 +196,7 @@ def backup(
 
 def restore(
     *,
-    file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="Backup file.")],
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
     force: Annotated[bool, typer.Option("--force", help="Rename an existing database instead of failing.")] = False,

@@ -166,7 +166,9 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Shell to generate the script for.")],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="Shell to generate the script for.")
+    ],
 ) -> None:
     """Print the completion script of a shell, for example: source <(svote-helper completion bash)."""
     # at each TAB the script runs the command with the typed text in environment variables, as typer defines it

@@ -26,6 +26,7 @@ from helper.config.settings_file import is_missing
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, DaemonUnreachableError, HelperError, NotFound, UsageError
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
+from helper.store.models import MIN_REF_CHARS
 from helper.store.sqlite.file_lock import is_locked
 
 QUERY_SECONDS: Final = 10.0
@@ -167,11 +168,11 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SHARE", help="Share references as shown by `queue list`, or prefixes of at least 6 characters."
+        metavar="SHARE",
+        help=f"Share references as shown by `queue list`, or prefixes of at least {MIN_REF_CHARS} characters.",
     ),
 ]
 
-_MIN_PREFIX_CHARS: Final = 6
 _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
@@ -186,7 +187,7 @@ class Selection:
 
     round_id: Annotated[
         str,
-        typer.Option("--round", help="Only this round (hex, or a prefix of at least 6 characters)."),
+        typer.Option("--round", help=f"Only this round (hex, or a prefix of at least {MIN_REF_CHARS} characters)."),
     ] = ""
     state: Annotated[
         str,
@@ -204,7 +205,9 @@ class Selection:
             "as +10min.",
         ),
     ] = ""
-    stage: Annotated[str, typer.Option("--stage", help="Only shares whose last event was in this stage.")] = ""
+    stage: Annotated[
+        str, typer.Option("--stage", help="Only shares whose last event was in this stage (see `queue list`).")
+    ] = ""
 
     def to_query(self, api: OperatorApi) -> dict[str, str]:
         """Return the options as query parameters of the operator API, which checks state and stage.
@@ -226,10 +229,8 @@ def resolve_round(api: OperatorApi, text: str) -> str:
     prefix = text.lower()
     if not prefix or len(prefix) >= 64:
         return prefix
-    if len(prefix) < _MIN_PREFIX_CHARS or not re.fullmatch("[0-9a-f]+", prefix):
-        raise UsageError(
-            f"round must be 64 hex characters, or a prefix of at least {_MIN_PREFIX_CHARS} of a known round"
-        )
+    if len(prefix) < MIN_REF_CHARS or not re.fullmatch("[0-9a-f]+", prefix):
+        raise UsageError(f"round must be 64 hex characters, or a prefix of at least {MIN_REF_CHARS} of a known round")
     matches = [str(row["round"]) for row in api.get("/rounds")["rounds"] if row["round"].startswith(prefix)]
     if not matches:
         raise NotFound(f"no known round begins with {prefix}")

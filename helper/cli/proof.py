@@ -38,6 +38,7 @@ from helper.operations.proof_bundle import (
 )
 from helper.runtime.process_security import acting_as_owner
 from helper.server.operator_parameters import parse_hex32
+from helper.store.models import MIN_REF_CHARS
 
 FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
@@ -85,13 +86,17 @@ class VerifiedBundle:
 
 def export(
     *,
-    nullifier: Annotated[str, typer.Argument(help="Public nullifier of a confirmed reveal (64 hex characters).")],
+    nullifier: Annotated[
+        str, typer.Argument(metavar="NULLIFIER", help="Public nullifier of a confirmed reveal (64 hex characters).")
+    ],
     output: Annotated[Path | None, typer.Option(help="File to write (default: reveal-NULLIFIER.zip).")] = None,
     round_id: Annotated[
         str,
-        typer.Option("--round", help="Round, if known (hex, or a prefix of at least 6 characters)."),
+        typer.Option("--round", help=f"Round, if known (hex, or a prefix of at least {MIN_REF_CHARS} characters)."),
     ] = "",
-    from_height: Annotated[int, typer.Option(min=0, help="First height of a block search; 0 disables it.")] = 0,
+    from_height: Annotated[
+        int, typer.Option(min=0, help="First height of a block search; 0: all since the rounds were created.")
+    ] = 0,
     to_height: Annotated[int, typer.Option(min=0, help="Last height of a block search.")] = 0,
     source: Annotated[
         SearchSource,
@@ -129,7 +134,7 @@ def export(
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(readable=False, help="Bundle written by `proof export`.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", readable=False, help="Bundle written by `proof export`.")],
     online: Annotated[
         bool,
         typer.Option(

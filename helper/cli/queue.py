@@ -24,6 +24,7 @@ from helper.core.share import ShareState
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
 from helper.server import operator_parameters
+from helper.store.models import MIN_REF_CHARS
 
 # A string, because the operator API validates the number and reports invalid ones.
 LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number of rows.")]
@@ -43,13 +44,17 @@ def list_shares(
 
 def show(
     ref: Annotated[
-        str, typer.Argument(help="Share reference as shown by `queue list`, or a prefix of at least 6 characters.")
+        str,
+        typer.Argument(
+            metavar="SHARE",
+            help=f"Share reference as shown by `queue list`, or a prefix of at least {MIN_REF_CHARS} characters.",
+        ),
     ],
     options: QueueOptions,
 ) -> None:
     """Show the state and history of a share. Never shows witness data."""
     if not ref.isalnum() or not ref.isascii():  # other characters could change the path
-        raise typer.BadParameter("a share reference consists of hex characters", param_hint="REF")
+        raise typer.BadParameter("a share reference consists of hex characters", param_hint="SHARE")
     response = OperatorApi.of(options).get(f"/queue/{ref.lower()}")
     emit(response, print_share, json=options.json)
 
@@ -68,12 +73,12 @@ def retry(
     yes: YesOption = False,
     options: QueueOptions,
 ) -> None:
-    """Retry failed shares, all or selected, at their due times with a full attempt budget.
+    """Retry failed shares, all or selected, at their due times. The count of attempts starts again at 0.
 
-    A share that waits for its next attempt (see `queue show`) is retried now if it is specified by its reference.
-    Shares of closed rounds are not changed. Shares that `queue export --move` moved to another helper are retried only
-    with --stage moved; both helpers may then reveal them. Uses the running helper, or the database if no helper is
-    running.
+    --state accepts only failed. A share that waits for its next attempt (see `queue show`) is retried now if it is
+    specified by its reference. Shares of closed rounds are not changed. Shares that `queue export --move` moved to
+    another helper are retried only with --stage moved; both helpers may then reveal them. Uses the running helper, or
+    the database if no helper is running.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     api, refs = OperatorApi.of(options), shares or []
@@ -89,7 +94,9 @@ def retry(
 
 def purge(
     *,
-    round_id: Annotated[str, typer.Option("--round", help="Round (hex, or a prefix of at least 6 characters).")],
+    round_id: Annotated[
+        str, typer.Option("--round", help=f"Round (hex, or a prefix of at least {MIN_REF_CHARS} characters).")
+    ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     options: QueueOptions,
@@ -132,7 +139,8 @@ def rounds(options: QueueOptions) -> None:
     """List known rounds: status, end, time left, shares by state, tree size.
 
     "authenticated" shows whether the published voting configuration has a valid signature of the round by a trusted
-    key. Wallets require it; the helper accepts shares without it.
+    key. Wallets require it; the helper accepts shares without it. None of the shares of a "frozen" round is accepted,
+    revealed or purged, because nodes no longer list it, or list it with wrong data.
     """
     response = OperatorApi.of(options).get("/rounds")
     emit(response, _print_rounds, json=options.json)

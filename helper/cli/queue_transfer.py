@@ -281,7 +281,9 @@ def _warn_of_partial_files(directory: Path) -> None:
 
 def import_(
     *,
-    file: Annotated[Path | None, typer.Argument(readable=False, help="File written by `queue export`.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", readable=False, help="File written by `queue export`.")
+    ] = None,
     from_svoted: Annotated[
         Path | None,
         typer.Option(
@@ -305,11 +307,11 @@ def import_(
 ) -> None:
     """Import shares from another machine's export, with their states and due times.
 
-    Shares that were moved from here with `queue export --move` are reactivated with a full attempt budget. Shares that
-    are not imported are listed with the reason, and the exit code is then 3. An import can be repeated: shares already
-    queued here or confirmed are skipped. Uses the running helper, or the database if no helper is running. The rounds
-    must be known here: on a new machine, start the helper and wait until it is ready first. If a share is queued here
-    with other content, the exit code is 1, and the stored share is not changed.
+    Shares that were moved from here with `queue export --move` are reactivated, and their attempts start again at 0.
+    Shares that are not imported are listed with the reason, and the exit code is then 3. An import can be repeated:
+    shares already queued here or confirmed are skipped. Uses the running helper, or the database if no helper is
+    running. The rounds must be known here: on a new machine, start the helper and wait until it is ready first. If a
+    share is queued here with other content, the exit code is 1, and the stored share is not changed.
     """
     if (file is None) == (from_svoted is None):
         fail("specify either a file of `queue export` or --from-svoted FILE", ExitCode.USAGE)

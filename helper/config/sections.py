@@ -254,8 +254,9 @@ class ChainSection(Section):
     endpoints: tuple[Url, ...] = Field(
         (),
         strict=False,
-        description="REST URLs of nodes, in order of preference. Required. With two, a false one can cause no final "
-        "error, and one that is down only delays confirmations; with three, it delays nothing.",
+        description="REST URLs of nodes, in order of preference. Required. With two, one that reports "
+        "wrong data cannot make the helper confirm, delete or finally refuse a share, and one that is down only delays "
+        "confirmations; with three, it delays nothing.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),
@@ -268,7 +269,8 @@ class ChainSection(Section):
         ge=1,
         le=2,
         description="Number of nodes that must report a fact alike before the helper confirms, deletes or finally "
-        "refuses a share. 1 believes every node: use it only while all other nodes are down for long.",
+        "refuses a share. With 1, one node's report is enough, also a wrong one: use it only while all other nodes are "
+        "down for long.",
     )
     chain_id: str = Field("", description="Expected chain id. If empty, the id that enough nodes report is used.")
     poll_seconds: float = Field(1.0, ge=0.05, le=60, description="Seconds between checks for a new block.")

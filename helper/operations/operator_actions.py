@@ -119,7 +119,7 @@ class OperatorActions:
     async def retry(
         self, actor: Actor, share_filter: QueueFilter, refs: Sequence[str] = (), *, dry_run: bool = False
     ) -> Counts:
-        """Retry failed shares. Each is due as at first and gets its full attempt budget.
+        """Retry failed shares. Each is due as at first, and its count of attempts starts again at 0.
 
         A share that waits for a retry is tried now if `refs` names it. A share that was moved to another machine is
         retried only if the filter has the stage "moved".
@@ -193,7 +193,7 @@ class OperatorActions:
     ) -> tuple[Counts, list[SkippedRow]]:
         """Import shares from another host's export, in batches.
 
-        Shares that were moved from this host earlier are retried with their full attempt budget.
+        Shares that were moved from this host earlier are retried, and their attempts start again at 0.
 
         Args:
             lines: the lines of the export, without line ends.

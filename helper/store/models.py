@@ -13,7 +13,7 @@ from helper.core.json_records import TX_HASH, fact
 from helper.core.share import ShareState
 
 MIN_REF_CHARS = 6
-"""Minimum length of a reference prefix in a lookup."""
+"""Minimum length of a prefix of a share reference or a round id in a lookup."""
 
 MOVED = "moved"
 """Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""

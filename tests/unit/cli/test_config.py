@@ -33,7 +33,8 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
     assert len(config.operator.token) >= 43
     assert len([line for line in written.read_text().splitlines() if line and line[0] not in "#["]) == 2
     output = capsys.readouterr()
-    assert (output.out, output.err) == ("", "wrote helper.toml\n")
+    next_step = "Next: set [chain] endpoints in it, then run `svote-helper config validate helper.toml`."
+    assert (output.out, output.err) == ("", f"wrote helper.toml\n{next_step}\n")
     assert run_command("config", "init", "--output", "other.toml") == 0
     assert load(Path("other.toml")).config.operator.token != config.operator.token
 
