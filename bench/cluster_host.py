@@ -189,7 +189,7 @@ class Node:
         return True
 
     def seconds_left(self, round_id: bytes) -> float:  # noqa: ARG002 - no round ends
-        """Replaces `AttemptBudget.seconds_left`."""
+        """Replaces `RetrySchedule.seconds_left`."""
         return math.inf
 
 
@@ -209,7 +209,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
         circuits=CircuitChoice(
             "k10", clock=clock, store_counted=lambda key, value: store.run(blocks.set_meta, key, value)
         ),
-        attempts=fake,
+        retries=fake,
         clock=clock,
         stats=Stats(),
         lease=lease,

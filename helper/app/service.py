@@ -48,7 +48,7 @@ from helper.operations.operator_actions import OperatorActions
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Backlog, Dispatcher
 from helper.reveal.prover_pool import ProverPool, WorkerProcess, WorkerSpawner
-from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.revealer import ProofTimes, RetrySchedule, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.runtime.release_files import check_native_module, read_release
@@ -201,7 +201,7 @@ class Service:
         # ------------------------------------------------------------------ from a due share to its confirmation
 
         sender_lease = Lease() if self.lease is None else self.lease
-        attempts = AttemptBudget(
+        retries = RetrySchedule(
             store=self.store,
             node_pool=self.node_pool,
             rounds=self.round_registry,
@@ -213,7 +213,7 @@ class Service:
             node_pool=self.node_pool,
             trees=self.tree_sync,
             circuits=self.circuit_choice,
-            attempts=attempts,
+            retries=retries,
             verifier=self.prover_pool,
             lease=sender_lease,
             clock=self.clock,
@@ -224,7 +224,7 @@ class Service:
             trees=self.tree_sync,
             node_pool=self.node_pool,
             circuits=self.circuit_choice,
-            attempts=attempts,
+            retries=retries,
             rounds=self.round_registry,
             prover=self.prover_pool,
             proof_times=self.proof_times,

@@ -62,7 +62,7 @@ def needed_nodes(configured: int, agree: int = AGREEING_NODES) -> int:
     return max(1, min(configured, agree))
 
 
-def agreed(said: Mapping[str, F], needed: int) -> F | None:
+def agreed_fact(said: Mapping[str, F], needed: int) -> F | None:
     """The fact that enough nodes report, and more nodes than any other. None if there is none."""
     counts = Counter(said.values())
     most = max(counts.values(), default=0)
@@ -92,7 +92,7 @@ def agreed_block(said: Mapping[str, B | Pruned], needed: int, configured: int) -
 
     `Pruned` needs every configured node: a height is not given up while a node may still have the block.
     """
-    block = agreed({node: fact for node, fact in said.items() if not isinstance(fact, Pruned)}, needed)
+    block = agreed_fact({node: fact for node, fact in said.items() if not isinstance(fact, Pruned)}, needed)
     if block is not None:
         return block
     pruned = sum(isinstance(fact, Pruned) for fact in said.values())
@@ -111,9 +111,9 @@ def agreed_round(said: Mapping[str, Said[Round]], needed: int, *, known: RoundFa
         height: the agreed height now.
     """
     rounds = {node: fact for node, (at, fact) in said.items() if at >= known.height}
-    created = agreed({node: fact.created_at_height for node, fact in rounds.items()}, needed)
-    end = agreed({node: fact.vote_end_time for node, fact in rounds.items()}, needed)
-    proposals = agreed({node: fact.proposals for node, fact in rounds.items()}, needed)
+    created = agreed_fact({node: fact.created_at_height for node, fact in rounds.items()}, needed)
+    end = agreed_fact({node: fact.vote_end_time for node, fact in rounds.items()}, needed)
+    proposals = agreed_fact({node: fact.proposals for node, fact in rounds.items()}, needed)
     reached = agreed_height({node: _STATUSES.index(fact.status) for node, fact in rounds.items()}, needed)
     status = known.status
     if reached is not None and (status is None or reached > _STATUSES.index(status)):

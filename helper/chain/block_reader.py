@@ -41,7 +41,7 @@ CONCURRENT_BLOCKS: Final = 8
 """Number of blocks that a search, or a loop of the follower, reads concurrently."""
 CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of the archive."""
-MAX_READ_SECONDS: Final = 20.0
+READ_SECONDS: Final = 20.0
 """Seconds in which a node must return a block with its results, so that one node keeps no block from being read. A
 block may have any number of results, so the seconds double with each attempt at this block in which a node was late and
 the others did not agree."""
@@ -96,7 +96,7 @@ class BlockReader:
         """
         said: dict[str, Reveals | Pruned] = {}
         reasons: list[str] = []
-        seconds, is_late = MAX_READ_SECONDS * 2 ** min(late_reads, MAX_DOUBLINGS), False
+        seconds, is_late = READ_SECONDS * 2 ** min(late_reads, MAX_DOUBLINGS), False
         for node, services in self._node_pool.usable_services.items():
             fact: Reveals | Pruned | None = None
             pruned = 0

@@ -99,7 +99,7 @@ _CHAIN_ERROR_PREFIXES = ("validation failed:", "invalid JSON:")
 _UNREAD_ERROR_PREFIX = "read body:"
 # HTTP statuses with which the message was not processed.
 _NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
-_RETRY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, except redirects
+_DELAY_STATUSES = frozenset({429, 503})  # those that define `Retry-After`, except redirects
 _MAX_LOGGED_CHARACTERS = 300
 _LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
@@ -113,7 +113,7 @@ def classify_response(status: int, body: bytes, *, retry_after: int | None = Non
     """Classify the response to a broadcast. `retry_after` is its `Retry-After` in seconds, None without one."""
     if status in _NOT_PROCESSED_STATUSES or 300 <= status < 400:
         return BroadcastOutcome(
-            Verdict.UNAVAILABLE, log=f"HTTP {status}", retry_after=retry_after if status in _RETRY_STATUSES else None
+            Verdict.UNAVAILABLE, log=f"HTTP {status}", retry_after=retry_after if status in _DELAY_STATUSES else None
         )
     try:
         fields = Fields(loads(body, "broadcast"), "broadcast")

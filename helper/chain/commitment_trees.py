@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from helper.chain.agreement import agreed
+from helper.chain.agreement import agreed_fact
 from helper.chain.chain_data import MAX_LEAVES, Anchor, LeafBlock, Round
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool, gather_limited
@@ -624,7 +624,7 @@ class CommitmentTreeSync:
                 root = await self._fetch_root(known_round, node, height, [] if node is asked else waits)
                 if root is not None:
                     roots[node.name] = root
-            newest = agreed(roots, self._node_pool.needed)
+            newest = agreed_fact(roots, self._node_pool.needed)
             if newest is not None:
                 return newest
         return None

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import httpx
 import structlog
 
-from helper.chain.agreement import AGREEING_NODES, agreed, agreed_height, needed_nodes
+from helper.chain.agreement import AGREEING_NODES, agreed_fact, agreed_height, needed_nodes
 from helper.chain.chain_data import BlockHead, find_same_nodes
 from helper.chain.node import Health, Node
 from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
@@ -270,7 +270,7 @@ class NodePool:
         """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit."""
         offsets, limit = self._head_offsets(), self.max_clock_skew
         sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
-        return agreed(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
+        return agreed_fact(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
 
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
@@ -475,7 +475,7 @@ class NodePool:
 
     def _set_chain_id(self) -> None:
         ids = self._reported_chain_ids()
-        self.chain_id = agreed(ids, self.needed)
+        self.chain_id = agreed_fact(ids, self.needed)
         reported = self.chain_id or next(iter(ids.values()), self.reported_chain_id)
         if reported != self.reported_chain_id:
             self.reported_chain_id = reported

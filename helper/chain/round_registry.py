@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from helper.chain.agreement import RoundFacts, Said, agreed, agreed_height, agreed_height_at, agreed_round
+from helper.chain.agreement import RoundFacts, Said, agreed_fact, agreed_height, agreed_height_at, agreed_round
 from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
@@ -427,7 +427,7 @@ class RoundRegistry:
                 for name, statement in self._said.items()
                 if statement.height >= (record.end_height or 0)
             }
-            if reason := agreed(reasons, self._node_pool.needed):
+            if reason := agreed_fact(reasons, self._node_pool.needed):
                 await self._close(record, reason)
 
     # ------------------------------------------------------------------ synchronizing
@@ -559,7 +559,7 @@ class RoundRegistry:
             problems = {name: each.problem(record) for name, each in self._said.items()}
             found = {name: problem for name, problem in problems.items() if problem is not None}
             said = {name: name in found for name, each in self._said.items() if each.height >= record.facts.height}
-            if agreed(said, self._node_pool.needed):
+            if agreed_fact(said, self._node_pool.needed):
                 reasons[round_id] = next(iter(found.values()))
             record.problem = "; ".join(f"{problem} by {name}" for name, problem in found.items())
             if record.frozen is not None and round_id not in reasons:

@@ -107,8 +107,8 @@ class ProofTimes:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class AttemptBudget:
-    """Spends attempts and schedules retries, until the chain has closed the round of the share.
+class RetrySchedule:
+    """Counts failed attempts and schedules retries, any number until the chain has closed the share's round.
 
     The time of a retry is stored before the wait begins, so that a restart does not shorten it. The first
     `quick_retries` follow within seconds, the later ones at longer intervals.
@@ -192,7 +192,7 @@ class Revealer:
     prover: ProverPool
     proof_times: ProofTimes
     circuits: CircuitChoice
-    attempts: AttemptBudget
+    retries: RetrySchedule
     clock: Clock
     stats: Stats
     _last_roots: dict[int, Anchor] = field(default_factory=dict, init=False)  # of the newest proofs, by share
@@ -249,7 +249,7 @@ class Revealer:
         except ProofNotNeeded:
             return None
         except ProverCrashed as error:
-            await self.attempts.record_crash(queued, str(error))
+            await self.retries.record_crash(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
             await self._spend_attempt(queued, str(error))
@@ -296,7 +296,7 @@ class Revealer:
         await self.store.run(shares.requeue, queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: ShareRow, reason: str) -> None:
-        await self.attempts.spend_attempt(queued.id, queued, "proof", reason)
+        await self.retries.spend_attempt(queued.id, queued, "proof", reason)
 
     def _create_prepared(self, queued: ShareRow, circuit: str, anchor: Anchor, proof: Proved) -> RevealRow:
         fields = get_generation(circuit).get_reveal_fields(queued.share)

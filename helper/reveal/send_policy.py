@@ -115,7 +115,7 @@ class ProcessFacts(NamedTuple):
     sent_before: float = 0.0
     is_disputed: bool = False
 
-    def stands_at(self, height: int) -> bool:
+    def has_no_block_above(self, height: int) -> bool:
         """Whether there is no block above a height: enough nodes have reached it, and none reports a greater one."""
         return self.greatest <= height <= self.agreed
 
@@ -127,7 +127,7 @@ class NodeFacts(NamedTuple):
         sent_at: monotonic time at which the share was last sent to it; minus infinity if it was not.
         verdict: its last response to exactly this message, None without one.
         refuses_circuit: whether it has refused another proof of a circuit that no node has accepted.
-        owes_response: whether a call with this share continues without a response.
+        has_pending_call: whether a call with this share continues without a response.
         has_turn: whether it may get the message now: it, or enough nodes, report a block that was produced after the
             last send. After `MAX_SENDS_IN_A_ROW` it is another node's turn, of two nodes as soon as the first reports
             such a block.
@@ -138,7 +138,7 @@ class NodeFacts(NamedTuple):
     sent_at: float = -math.inf
     verdict: Verdict | None = None
     refuses_circuit: bool = False
-    owes_response: bool = False
+    has_pending_call: bool = False
     has_turn: bool = True
 
 
@@ -160,7 +160,7 @@ def decide(reveal: SentReveal, process: ProcessFacts, nodes: Sequence[NodeFacts]
         until = ended_at + max(RESEND_SECONDS * (6 if is_spent else 1), STUCK_HEIGHT_SECONDS if head > last else 0.0)
         # A height that is not above that of the last send says nothing, unless the chain stands: one may be false. One
         # above it may stand still, while a node in sync has reached the decision's.
-        is_decisive = process.stands_at(last) or (head > last and process.greatest < height)
+        is_decisive = process.has_no_block_above(last) or (head > last and process.greatest < height)
         if head < height and (is_decisive or now < until):
             return Wait(until, height)
     node = choose_node(nodes, now, process.seconds_left)
@@ -185,7 +185,7 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. A
     # node that is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks
     # decide, of any node.
-    is_time_decisive = is_old and has_new_block and not process.stands_at(last)
+    is_time_decisive = is_old and has_new_block and not process.has_no_block_above(last)
     is_anchor_unknown = outcome == Verdict.BEHIND.name and process.greatest >= first + REPROVE_BLOCKS
     is_height_false = max(head, process.agreed) <= first
     if is_time_decisive and (is_height_false or is_anchor_unknown or outcome in _REFUSED_OUTCOMES):
@@ -257,7 +257,7 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
         return node.sent_at, is_refuser, node.penalty.avoid_until > now
 
     since = now - AVOIDANCE_SECONDS
-    candidates = [n for n in nodes if n.has_turn and not (n.owes_response and n.sent_at > since)]
+    candidates = [n for n in nodes if n.has_turn and not (n.has_pending_call and n.sent_at > since)]
     are_all_held = all(node.penalty.is_held(now, seconds_left) for node in candidates)
     for name, penalty, *_ in sorted(candidates, key=preference):
         if not penalty.is_held(now, seconds_left) or (are_all_held and now >= penalty.probe_at):
@@ -400,12 +400,12 @@ class SendStates:
             self._by_share[share_id] = SendState(fence=state.fence)
         return state.first_sent_at
 
-    def end_waits(self) -> None:
+    def clear_waits(self) -> None:
         """Have every share looked at again."""
         self._waits.clear()
 
     def start_term(self) -> None:
         """Forget when sends ended: another host may have sent the shares since."""
-        self.end_waits()
+        self.clear_waits()
         for state in self._by_share.values():
             state.ended_at = None

@@ -38,7 +38,7 @@ from helper.observability.stats import Stats
 from helper.reveal import send_policy
 from helper.reveal.circuit_choice import TRIAL_WAIT_SECONDS, CircuitChoice
 from helper.reveal.prover_pool import ProverPool
-from helper.reveal.revealer import AttemptBudget
+from helper.reveal.revealer import RetrySchedule
 from helper.reveal.send_policy import NO_HEIGHT, NodeFacts, ProcessFacts, ProveAnew, Send, SendState, SendStates, Wait
 from helper.store import messages, shares
 from helper.store.messages import SentReveal
@@ -78,7 +78,7 @@ class Sender:
     trees: CommitmentTreeSync
     verifier: ProverPool
     circuits: CircuitChoice
-    attempts: AttemptBudget
+    retries: RetrySchedule
     clock: Clock
     stats: Stats
     lease: Lease = field(default_factory=Lease)
@@ -260,7 +260,7 @@ class Sender:
             greatest=self._greatest_height,
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
-            seconds_left=self.attempts.seconds_left(reveal.round_id),
+            seconds_left=self.retries.seconds_left(reveal.round_id),
             is_circuit_refused=self.circuits.is_outdated(reveal.row.circuit, reveal.share_id),
             sent_before=state.sent_before,
             is_disputed=send_policy.is_disputed(reveal, state.verdicts.values(), self.node_pool.needed),
@@ -292,7 +292,7 @@ class Sender:
 
     async def _is_ready(self, node: Node, round_id: bytes) -> bool:
         """Ask a node that asked for a delay whether it is ready. One that does not respond is: it gets the reveal."""
-        now, seconds_left = self.clock.monotonic(), self.attempts.seconds_left(round_id)
+        now, seconds_left = self.clock.monotonic(), self.retries.seconds_left(round_id)
         was_held = node.penalty.is_held(now, seconds_left)
         node.penalty = send_policy.begin_probe(node.penalty, now, seconds_left)
         try:
@@ -432,7 +432,7 @@ class Sender:
             outcome = replace(outcome, verdict=Verdict.BEHIND)
         await self._record_outcome(reveal, outcome.verdict, node)
         if was_held and outcome.verdict is Verdict.ACCEPTED:
-            self._states.end_waits()  # the other shares wait for this node
+            self._states.clear_waits()  # the other shares wait for this node
             self._notify()
         if outcome.may_be_sent:
             await self._handle_outcome(reveal, outcome, node)
@@ -484,7 +484,7 @@ class Sender:
         elif not is_refused or len(refusals) < self.node_pool.needed:
             log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
         elif len(refusals) > 1:
-            await self.attempts.fail_share(reveal.share_id, "broadcast", outcome.log)
+            await self.retries.fail_share(reveal.share_id, "broadcast", outcome.log)
         else:
             await self._spend_attempt(reveal, outcome)
 
@@ -519,7 +519,7 @@ class Sender:
         return root is None or self.trees.serves_root(reveal.round_id, node.name, height, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
-        await self.attempts.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
+        await self.retries.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
         self._notify()
 
     async def _requeue(self, share_id: int, note: str) -> None:

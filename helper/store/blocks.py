@@ -10,14 +10,14 @@ from helper.store.ledger import (
     LEDGER_KEY,
     BlockRange,
     Ledger,
-    add,
     add_rescan,
     find_unread,
     format_ledger,
-    give_up,
+    mark_pruned,
+    mark_read,
+    mark_unread,
     parse_ledger,
     start_ledger,
-    take_out,
     truncate,
 )
 from helper.store.models import SpentNullifier
@@ -122,7 +122,7 @@ def apply_blocks(
     added = len(list_unspent(tx, spent)) if is_rescanned else 0
     confirmed = _apply_spent(tx, spent)
     for first, last in heights:
-        ledger = take_out(ledger, first, last)
+        ledger = mark_read(ledger, first, last)
     if rescan is not None and is_rescanned:
         found = rescan._replace(added=rescan.added + added, confirmed=rescan.confirmed + len(confirmed))
         ledger = ledger._replace(rescan=found)
@@ -154,7 +154,7 @@ def give_up_blocks(tx: Transaction, last: int) -> None:
     tx.lock_exclusive()
     ledger = _read_ledger(tx)
     if ledger is not None:
-        _write_ledger(tx, give_up(ledger, last))
+        _write_ledger(tx, mark_pruned(ledger, last))
 
 
 @exclusive
@@ -166,14 +166,14 @@ def move_back(tx: Transaction, last: int, *, first: int) -> None:
     tx.lock_exclusive()
     ledger = _read_ledger(tx)
     if ledger is not None and ledger.top > last:
-        _write_ledger(tx, add(truncate(ledger, last), min(first, last + 1), last))
+        _write_ledger(tx, mark_unread(truncate(ledger, last), min(first, last + 1), last))
 
 
 def add_unread(tx: Transaction, first: int) -> None:
     """Record the blocks from `first` on as unread, if the ledger has begun."""
     ledger = _read_ledger(tx)
     if ledger is not None and first <= ledger.top:
-        _write_ledger(tx, add(ledger, first, ledger.top))
+        _write_ledger(tx, mark_unread(ledger, first, ledger.top))
 
 
 @exclusive

@@ -1,8 +1,8 @@
 """The ledger: which blocks are read, and which are read next. Pure.
 
-A height is read once its agreed block is stored, or once every node reports it as pruned. Nothing else takes a height
-out: not a head that a node reports, not a failed request, not a later block. A gap after downtime, a rescan and a
-disputed block are all unread heights.
+A height is read once its agreed block is stored, or once every node reports it as pruned. Nothing else marks a
+height as read: not a head that a node reports, not a failed request, not a later block. A gap after downtime, a rescan
+and a disputed block are all unread heights.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def start_ledger(first: int) -> Ledger:
     return Ledger(first, first - 1)
 
 
-def take_out(ledger: Ledger, first: int, last: int) -> Ledger:
+def mark_read(ledger: Ledger, first: int, last: int) -> Ledger:
     """Record the heights from `first` to `last` as read. Heights below the ledger's first are ignored."""
     low = max(first, ledger.first)
     if low > last:
@@ -71,7 +71,7 @@ def take_out(ledger: Ledger, first: int, last: int) -> Ledger:
     return ledger._replace(top=max(ledger.top, last), unread=tuple(_remove_range(unread, low, last)))
 
 
-def add(ledger: Ledger, first: int, last: int) -> Ledger:
+def mark_unread(ledger: Ledger, first: int, last: int) -> Ledger:
     """Record the heights from `first` to `last` as unread again: a rescan, or a round that began before the ledger."""
     lowest, top, unread = min(first, ledger.first), ledger.top, [*ledger.unread]
     if lowest < ledger.first:
@@ -88,10 +88,10 @@ def truncate(ledger: Ledger, last: int) -> Ledger:
     if last >= ledger.top:
         return ledger
     first = min(ledger.first, last + 1)
-    return add(Ledger(first, last, clip_ranges(ledger.unread, first, last), ledger.rescan), last + 1, last)
+    return mark_unread(Ledger(first, last, clip_ranges(ledger.unread, first, last), ledger.rescan), last + 1, last)
 
 
-def give_up(ledger: Ledger, last: int) -> Ledger:
+def mark_pruned(ledger: Ledger, last: int) -> Ledger:
     """Record the unread heights up to `last` as read, because every node has pruned them."""
     rescan = ledger.rescan
     if rescan is not None:
@@ -99,12 +99,12 @@ def give_up(ledger: Ledger, last: int) -> Ledger:
         for low, high in find_unread(ledger, rescan.first, min(last, rescan.last)):
             pruned = add_range(pruned, low, high)
         rescan = rescan._replace(pruned=tuple(pruned))
-    return take_out(ledger, ledger.first, last)._replace(rescan=rescan)
+    return mark_read(ledger, ledger.first, last)._replace(rescan=rescan)
 
 
 def add_rescan(ledger: Ledger, first: int) -> Ledger:
     """Record the heights from `first` to the greatest one read as unread again, at the operator's request."""
-    return add(ledger, min(first, ledger.top + 1), ledger.top)._replace(rescan=Rescan(first, ledger.top))
+    return mark_unread(ledger, min(first, ledger.top + 1), ledger.top)._replace(rescan=Rescan(first, ledger.top))
 
 
 def next_heights(

@@ -98,7 +98,7 @@ class BlocksModel:
                 yield ("catch_up", number), state._replace(heads=replace_at(state.heads, number, head + 1))
         if state.deferred:
             yield ("wait_or_crash",), state._replace(deferred=frozenset())
-        yield ("rescan",), state._replace(ledger=_stored(ledger.add(state.ledger, 1, state.chain)))
+        yield ("rescan",), state._replace(ledger=_stored(ledger.mark_unread(state.ledger, 1, state.chain)))
         for is_silent in product((False, True), repeat=self._nodes.honest):
             heads = {self._names[n]: head for n, head in enumerate(state.heads) if not is_silent[n]}
             agreed = {
@@ -138,7 +138,7 @@ class BlocksModel:
         if block is None:
             return state._replace(deferred=state.deferred | {height})
         return state._replace(
-            ledger=_stored(ledger.take_out(state.ledger, height, height)),
+            ledger=_stored(ledger.mark_read(state.ledger, height, height)),
             stored=replace_at(state.stored, height, block),
         )
 
@@ -146,7 +146,7 @@ class BlocksModel:
         read = [height for height in range(1, state.ledger.top + 1) if ledger.is_read(state.ledger, height, height)]
         canonical = ledger.start_ledger(1)
         for height in read:
-            canonical = ledger.take_out(canonical, height, height)
+            canonical = ledger.mark_read(canonical, height, height)
             is_pruned = (
                 isinstance(state.stored[height], Pruned) and min(self._nodes.pruned[: self._nodes.honest]) >= height
             )
@@ -179,7 +179,7 @@ class BlocksModel:
             said |= {str(number): Pruned() for number in range(copies, nodes.configured)}
             if agreement.agreed_block(said, nodes.needed, nodes.configured) is None and copies >= nodes.needed:
                 raise BrokenPromiseError(f"height {height} is not read although {copies} nodes have it")
-            position, unread = ledger.take_out(position, height, height), unread - 1
+            position, unread = ledger.mark_read(position, height, height), unread - 1
         if unread or not ledger.is_read(position, 1, state.chain):
             raise BrokenPromiseError(f"{position} does not contain every height up to {state.chain}")
 

@@ -48,10 +48,10 @@ def highest(heads: Mapping[str, int], needed: int) -> int | None:
 def give_up_with_two(said: Mapping[str, Any], needed: int, configured: int) -> Any:
     if sum(isinstance(fact, Pruned) for fact in said.values()) >= min(needed, 1):
         return Pruned()
-    return agreement.agreed({name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}, needed)
+    return agreement.agreed_fact({name: fact for name, fact in said.items() if not isinstance(fact, Pruned)}, needed)
 
 
-def take_out_all_below(position: Ledger, first: int, last: int) -> Ledger:
+def mark_all_below(position: Ledger, first: int, last: int) -> Ledger:
     return Ledger(position.first, max(position.top, last))
 
 
@@ -89,16 +89,16 @@ def trust_claimed_heights(said: Mapping[str, Any], needed: int, *, known: RoundF
     return agreed_round(said, needed, known=known, height=max([height, *(at for at, _ in said.values())]))
 
 
-take_out, next_heights, agreed_round = ledger.take_out, ledger.next_heights, agreement.agreed_round
+mark_read, next_heights, agreed_round = ledger.mark_read, ledger.next_heights, agreement.agreed_round
 PLANTED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (agreement, "agreed", believe_one),
-    (agreement, "agreed", believe_any_of_a_tie),
+    (agreement, "agreed_fact", believe_one),
+    (agreement, "agreed_fact", believe_any_of_a_tie),
     (agreement, "agreed_height", highest),
     (agreement, "agreed_block", give_up_with_two),
     (agreement, "agreed_round", believe_late_answers),
     (agreement, "agreed_round", never_change),
     (agreement, "agreed_round", trust_claimed_heights),
-    (ledger, "take_out", take_out_all_below),
+    (ledger, "mark_read", mark_all_below),
     (ledger, "next_heights", next_up_to_any_head),
     (ledger, "next_heights", next_without_deferral),
     (ledger, "next_heights", next_only_above_top),
@@ -185,7 +185,7 @@ PLANTED_IN_HOSTS: tuple[tuple[str, Any, str, Callable[..., Any]], ...] = (
     ("close", RoundClosing, "_report", report_before_failing),
     ("sends", StepStore, "run", commit_after_send),
     ("hosts", Sender, "_may_send", yes),
-    ("sends", agreement, "agreed", believe_last),
+    ("sends", agreement, "agreed_fact", believe_last),
     ("refusals", shares, "requeue_failed", forget_sends),
     ("close", round_closing, "fail_unconfirmed", close_without_waiting),
     ("hosts", HostTransaction, "has_claim", yes),

@@ -28,7 +28,7 @@ from helper.chain.round_registry import to_stored_round
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal import revealer, round_closing, send_policy, sender
-from helper.reveal.revealer import AttemptBudget, Revealer
+from helper.reveal.revealer import RetrySchedule, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.send_policy import SendState
 from helper.reveal.sender import Sender
@@ -283,8 +283,8 @@ class HostProcess:
         trees: Any = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path, serves_root=lambda *_: True)
         ignored: Any = Ignored()
         shared: Any = {"store": store, "clock": clock, "stats": ignored}
-        attempts = AttemptBudget(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
-        both: Any = {**shared, "node_pool": pool, "trees": trees, "circuits": circuits, "attempts": attempts}
+        retries = RetrySchedule(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
+        both: Any = {**shared, "node_pool": pool, "trees": trees, "circuits": circuits, "retries": retries}
         prover: Any = SimpleNamespace(prove=self._prove, verify=self._verify)
         self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)
         self.sender = Sender(**both, verifier=prover, lease=lease)

@@ -24,7 +24,7 @@ from helper.observability.stats import Stats
 from helper.reveal.circuit_choice import CircuitChoice
 from helper.reveal.dispatcher import Backlog, Dispatcher, DispatchGate
 from helper.reveal.prover_pool import ProverPool
-from helper.reveal.revealer import AttemptBudget, ProofTimes, Revealer
+from helper.reveal.revealer import ProofTimes, RetrySchedule, Revealer
 from helper.reveal.round_closing import RoundClosing
 from helper.reveal.sender import Sender
 from helper.store import shares
@@ -117,7 +117,7 @@ class Pipeline:
             circuit, clock=clock, store_counted=lambda key, value: self.store.run(set_meta, key, value)
         )
         common_parts: dict[str, Any] = {"store": self.store, "clock": clock, "stats": self.stats}
-        self.attempts = AttemptBudget(
+        self.retries = RetrySchedule(
             store=self.store,
             node_pool=self.endpoints,
             rounds=self.rounds,
@@ -130,7 +130,7 @@ class Pipeline:
             "node_pool": self.endpoints,
             "trees": self.trees,
             "circuits": self.circuits,
-            "attempts": self.attempts,
+            "retries": self.retries,
         }
         self.revealer = Revealer(
             **reveal_parts,

@@ -13,8 +13,8 @@ from helper.chain.agreement import (
     Pruned,
     RoundFacts,
     Said,
-    agreed,
     agreed_block,
+    agreed_fact,
     agreed_height,
     agreed_height_at,
     agreed_round,
@@ -61,14 +61,14 @@ def test_fact_is_agreed_if_enough_nodes_and_more_than_for_any_other_report_it(
     facts: tuple[object, ...], needed: int, fact: object
 ) -> None:
     for order in permutations(facts):
-        assert agreed(said(*order), needed) == fact
+        assert agreed_fact(said(*order), needed) == fact
 
 
 def test_every_combination_of_four_nodes_with_one_liar_agrees_on_the_truth_or_nothing() -> None:
     for honest in range(4):
         for truths, lie in product(product((None, "true"), repeat=honest), (None, "true", "false")):
             configured = honest + 1
-            result = agreed(said(*truths, lie), needed_nodes(configured))
+            result = agreed_fact(said(*truths, lie), needed_nodes(configured))
             if configured == 1:
                 assert result == lie  # the only node is believed
             elif truths.count("true") >= 2:

@@ -80,7 +80,7 @@ async def test_node_whose_results_do_not_end_delays_no_agreement_of_others(monke
         await anyio.sleep_forever()
         return None
 
-    monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.01)
+    monkeypatch.setattr(block_reader, "READ_SECONDS", 0.01)
     clock = FakeClock()
     pool = FakeNetwork(**{name: chain(clock, 0, "") for name in ("liar", "b", "c")}).create_node_pool(clock)
     await pool.probe_all()
@@ -97,7 +97,7 @@ async def test_block_is_read_although_every_node_needs_longer_than_at_first(monk
             await anyio.sleep_forever()
         return await look_up(raw_hash)
 
-    monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.001)
+    monkeypatch.setattr(block_reader, "READ_SECONDS", 0.001)
     clock = FakeClock()
     pool = FakeNetwork(**{name: chain(clock, 0, "") for name in "abc"}).create_node_pool(clock)
     await pool.probe_all()

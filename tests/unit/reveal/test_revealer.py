@@ -300,10 +300,10 @@ async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> No
     queued = await pipeline.claim_new_share()
     await pipeline.count_on_chain(1)
     for spent in (0, 4, 9):
-        await pipeline.attempts.spend_attempt(
+        await pipeline.retries.spend_attempt(
             queued.id, queued._replace(attempts=spent), "proof", Verdict.BAD_PROOF.value
         )
-    await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
+    await pipeline.retries.fail_share(queued.id, "broadcast", "invalid message field")
     assert pipeline.read_share(1) is None
     assert pipeline.stats.counts["failed"] == 0
 

@@ -46,7 +46,7 @@ async def enqueue_mixed(pipeline: Pipeline) -> None:
         await pipeline.enqueue(position)
         queued = await pipeline.claim_due_share()
         if position == 3:
-            await pipeline.attempts.fail_share(queued.id, "broadcast", "invalid message field")
+            await pipeline.retries.fail_share(queued.id, "broadcast", "invalid message field")
         else:
             await pipeline.revealer.prove(queued)
     await pipeline.enqueue(1, submit_at=START_TIME + 3600)

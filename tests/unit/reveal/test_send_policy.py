@@ -271,13 +271,13 @@ def test_any_outcomes_give_one_send_per_height_and_one_proof_in_ten_blocks(
         ({"penalty": Penalty(avoid_until=1001.0)}, {}, "b"),
         ({"penalty": Penalty(avoid_until=1000.0)}, {}, "a"),
         ({"penalty": Penalty(avoid_until=1001.0)}, {"sent_at": 990.0}, "a"),
-        ({"owes_response": True, "sent_at": 975.0}, {"sent_at": 990.0}, "b"),
-        ({"owes_response": True, "sent_at": 970.0}, {"sent_at": 990.0}, "a"),
+        ({"has_pending_call": True, "sent_at": 975.0}, {"sent_at": 990.0}, "b"),
+        ({"has_pending_call": True, "sent_at": 970.0}, {"sent_at": 990.0}, "a"),
         ({"penalty": Penalty(990.0, 11.0)}, {"sent_at": 990.0}, "b"),
         ({"penalty": Penalty(990.0, 10.0)}, {"sent_at": 990.0}, "a?"),
         ({"penalty": Penalty(999.0, 10.0, 1001.0)}, {"penalty": Penalty(999.0, 10.0, 1000.0)}, "b?"),
         ({"penalty": Penalty(999.0, 10.0, 1001.0)}, {"penalty": Penalty(999.0, 10.0, 1001.0)}, None),
-        ({"penalty": Penalty(999.0, 10.0)}, {"owes_response": True, "sent_at": 999.0}, "a?"),
+        ({"penalty": Penalty(999.0, 10.0)}, {"has_pending_call": True, "sent_at": 999.0}, "a?"),
     ],
 )
 def test_node_is_chosen_by_what_it_did_last(first: Any, second: Any, expected: str | None) -> None:

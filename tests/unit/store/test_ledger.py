@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from helper.store.ledger import (
     Ledger,
     Rescan,
-    add,
     add_rescan,
     count_heights,
     find_unread,
     format_ledger,
-    give_up,
     is_read,
+    mark_pruned,
+    mark_read,
+    mark_unread,
     next_heights,
     parse_ledger,
     start_ledger,
-    take_out,
     truncate,
 )
 
@@ -32,16 +32,16 @@ def read_heights(ledger: Ledger, head: int) -> set[int]:
     return {height for height in range(-1, head + 1) if is_read(ledger, height, height)}
 
 
-@given(st.integers(0, 6), st.lists(st.tuples(st.sampled_from(["take_out", "add"]), HEIGHTS, HEIGHTS), max_size=12))
+@given(st.integers(0, 6), st.lists(st.tuples(st.sampled_from(["read", "unread"]), HEIGHTS, HEIGHTS), max_size=12))
 def test_ledger_is_a_set_of_heights_in_canonical_form(start: int, changes: list[tuple[str, int, int]]) -> None:
     ledger, read, first = start_ledger(start), set[int](), start
     for kind, *bounds in changes:
         low, high = min(bounds), max(bounds)
-        if kind == "take_out":
-            ledger = take_out(ledger, low, high)
+        if kind == "read":
+            ledger = mark_read(ledger, low, high)
             read |= {height for height in range(low, high + 1) if height >= first}
         else:
-            ledger = add(ledger, low, high)
+            ledger = mark_unread(ledger, low, high)
             first = min(first, low)
             read -= set(range(low, high + 1))
         assert read_heights(ledger, 14) == read
@@ -50,7 +50,7 @@ def test_ledger_is_a_set_of_heights_in_canonical_form(start: int, changes: list[
         # One set has one form: it equals the ledger that reads these heights in order.
         canonical = start_ledger(first)
         for height in sorted(read):
-            canonical = take_out(canonical, height, height)
+            canonical = mark_read(canonical, height, height)
         assert ledger == canonical
 
 
@@ -58,7 +58,7 @@ def test_every_order_of_five_heights_ends_in_the_same_ledger() -> None:
     for order in permutations(range(3, 8)):
         ledger = start_ledger(3)
         for height in order:
-            ledger = take_out(ledger, height, height)
+            ledger = mark_read(ledger, height, height)
         assert ledger == Ledger(3, 7)
 
 
@@ -78,31 +78,31 @@ def test_next_heights(head: int, deferred: dict[int, float], heights: tuple[int,
 
 
 def test_heights_above_a_false_head_stay_unread() -> None:
-    ledger = take_out(start_ledger(1), 1, 5)
+    ledger = mark_read(start_ledger(1), 1, 5)
     assert next_heights(ledger, (0, 90), {}, now=0.0, limit=2) == (90, 89)
     assert next_heights(ledger, (0, 7), {}, now=0.0, limit=9) == (7, 6)
 
 
 def test_round_that_began_before_the_ledger_is_not_read() -> None:
-    ledger = take_out(start_ledger(50), 50, 60)
+    ledger = mark_read(start_ledger(50), 50, 60)
     assert not is_read(ledger, 40, 60)
-    ledger = add(ledger, 40, 49)
+    ledger = mark_unread(ledger, 40, 49)
     assert next_heights(ledger, (0, 60), {}, now=0.0, limit=99) == tuple(range(49, 39, -1))
-    assert is_read(take_out(ledger, 40, 49), 40, 60)
+    assert is_read(mark_read(ledger, 40, 49), 40, 60)
 
 
 @given(st.sets(st.integers(1, 40)), st.integers(1, 8), st.data())
 def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit: int, data: st.DataObject) -> None:
     ledger = start_ledger(1)
     for height in read:
-        ledger = take_out(ledger, height, height)
+        ledger = mark_read(ledger, height, height)
     deferred: dict[int, float] = {}
     for step in range(400):
         for height in next_heights(ledger, (0, 40), deferred, float(step), limit):
             if step < 40 and data.draw(st.booleans()):
                 deferred[height] = step + data.draw(st.integers(1, 5))
             else:
-                ledger = take_out(ledger, height, height)
+                ledger = mark_read(ledger, height, height)
         if is_read(ledger, 1, 40):
             return
     pytest.fail(f"unread: {ledger}")
@@ -111,7 +111,7 @@ def test_every_height_is_read_although_some_attempts_fail(read: set[int], limit:
 def test_rescan_reports_what_is_left_and_pruned() -> None:
     ledger = add_rescan(Ledger(1, 100, ((20, 29),)), 11)
     assert ledger == Ledger(1, 10, (), Rescan(11, 100))
-    ledger = give_up(take_out(ledger, 51, 100), 15)
+    ledger = mark_pruned(mark_read(ledger, 51, 100), 15)
     assert ledger == Ledger(1, 100, ((16, 50),), Rescan(11, 100, pruned=((11, 15),)))
     assert parse_ledger(format_ledger(ledger)) == ledger
     assert add_rescan(ledger, 101).rescan == Rescan(101, 100), "nothing to read"
@@ -122,7 +122,7 @@ def test_rescan_reports_what_is_left_and_pruned() -> None:
 def test_truncated_ledger_has_read_no_height_above(first: int, last: int, read: set[int]) -> None:
     ledger = start_ledger(first)
     for height in read:
-        ledger = take_out(ledger, height, height)
+        ledger = mark_read(ledger, height, height)
     truncated = truncate(ledger, last)
     assert read_heights(truncated, 20) == {height for height in read_heights(ledger, 20) if height <= last}
     assert truncated.top <= max(last, ledger.first - 1, last)
