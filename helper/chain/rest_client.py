@@ -175,12 +175,10 @@ class ChainClient(NodeHttp):
         path, parse = f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}", partial(parse_tree_at, height=height)
         return await self._find(path, "tree", parse, absent="no commitment root at height")
 
-    async def leaves(
-        self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
-    ) -> list[LeafBlock]:
-        """All leaves of the heights from `from_height` to `to_height`. More than `max_count` leaves are an error."""
+    async def leaves(self, round_id: bytes, from_height: int, to_height: int) -> list[LeafBlock]:
+        """All leaves of the heights from `from_height` to `to_height`."""
         reading = LeafReading(max(1, from_height))
-        await self.read_leaves(round_id, reading, to_height, max_count=max_count)
+        await self.read_leaves(round_id, reading, to_height, max_count=MAX_LEAVES)
         return reading.blocks
 
     async def read_leaves(

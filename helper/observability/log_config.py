@@ -14,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -88,7 +88,6 @@ Format = Literal["auto", "json", "pretty"]
 def configure(
     level: Level = "info",
     format: Format = "auto",  # noqa: A002
-    stream: TextIO | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
     *,
     prefix: Callable[[str], str] | None = None,
@@ -96,12 +95,11 @@ def configure(
     """Configure logging for this process. May be called again.
 
     Args:
-        format: json writes one object per line; pretty is for terminals; auto is pretty if the stream is a terminal.
-        stream: the output, standard error by default.
+        format: json writes one object per line; pretty is for terminals; auto is pretty if standard error is one.
         report: called with each error entry of this product's loggers.
         prefix: returns what is written before an entry of a level; nothing by default.
     """
-    out = stream or sys.stderr
+    out = sys.stderr
     pretty = format == "pretty" or (format == "auto" and out.isatty())
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,

@@ -15,6 +15,7 @@ from helper.chain.chain_data import Proposal
 from helper.chain.json_fields import MAX_VALUES, loads
 from helper.chain.rest_client import (
     ChainClient,
+    LeafReading,
     parse_head,
     parse_leaves,
     parse_round,
@@ -224,7 +225,7 @@ async def test_leaves_rejects_block_longer_than_page(monkeypatch: pytest.MonkeyP
 async def test_leaves_stops_at_maximum_number() -> None:
     node = FakeLeafBlocks(leaves=1)
     with pytest.raises(ChainResponseError, match="more than 1500"):
-        await node.client().leaves(ROUND_ID, 1, 2**40, max_count=1500)
+        await node.client().read_leaves(ROUND_ID, LeafReading(1), 2**40, max_count=1500)
     assert len(node.requested_ranges) == 2
 
 

@@ -8,7 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,8 @@ def configured_log(level: Any, form: Any, *options: Any, **named: Any) -> Iterat
     root = logging.getLogger()
     handlers, root_level = root.handlers[:], root.level
     out = io.StringIO()
-    configure(level, form, out, *options, **named)
+    with redirect_stderr(out):
+        configure(level, form, *options, **named)
     try:
         yield out
     finally:
@@ -138,9 +139,9 @@ def test_lines_below_level_are_dropped() -> None:
     assert [line["event"] for line in read_lines(out)] == ["this"]
 
 
-def test_pretty_format_is_not_json(stream: io.StringIO) -> None:
-    configure("info", "pretty", stream)
-    structlog.get_logger("helper.test").info("a thing", count=3, reason=PauseReason.STARTING)
+def test_pretty_format_is_not_json() -> None:
+    with configured_log("info", "pretty") as stream:
+        structlog.get_logger("helper.test").info("a thing", count=3, reason=PauseReason.STARTING)
     assert "a thing" in stream.getvalue()
     assert "count=3" in stream.getvalue()
     assert f"reason={PauseReason.STARTING}" in stream.getvalue()
@@ -151,16 +152,15 @@ UNSAFE_TEXTS = "gas\x00 \x1b]0;title\x07 \x9b2J one\ntwo \u202e \ud800"
 
 
 @pytest.mark.parametrize("format_", ["json", "pretty"])
-def test_configure_control_characters_never_reach_the_output(
-    stream: io.StringIO, format_: Literal["json", "pretty"]
-) -> None:
-    configure("info", format_, stream)
-    structlog.get_logger("helper.test").info(UNSAFE_TEXTS, reason=UNSAFE_TEXTS, counts={UNSAFE_TEXTS: [UNSAFE_TEXTS]})
-    logging.getLogger("uvicorn.error").warning("from a library: %s", UNSAFE_TEXTS)
-    try:
-        raise HelperError(UNSAFE_TEXTS)
-    except HelperError:
-        structlog.get_logger("helper.test").exception("failed")
+def test_configure_control_characters_never_reach_the_output(format_: Literal["json", "pretty"]) -> None:
+    with configured_log("info", format_) as stream:
+        log = structlog.get_logger("helper.test")
+        log.info(UNSAFE_TEXTS, reason=UNSAFE_TEXTS, counts={UNSAFE_TEXTS: [UNSAFE_TEXTS]})
+        logging.getLogger("uvicorn.error").warning("from a library: %s", UNSAFE_TEXTS)
+        try:
+            raise HelperError(UNSAFE_TEXTS)
+        except HelperError:
+            log.exception("failed")
 
     text = stream.getvalue()
     text.encode()
@@ -170,10 +170,10 @@ def test_configure_control_characters_never_reach_the_output(
     assert not [char for char in text.replace("\n", "") if not char.isprintable()]
 
 
-def test_configure_reported_errors_have_no_control_characters(stream: io.StringIO) -> None:
+def test_configure_reported_errors_have_no_control_characters() -> None:
     reported: list[Mapping[str, Any]] = []
-    configure("info", "json", stream, reported.append)
-    structlog.get_logger("helper.test").error("failed", reason=UNSAFE_TEXTS)
+    with configured_log("info", "json", reported.append):
+        structlog.get_logger("helper.test").error("failed", reason=UNSAFE_TEXTS)
     assert reported[0]["reason"].isprintable()
 
 
