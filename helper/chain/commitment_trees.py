@@ -27,7 +27,7 @@ import structlog
 
 from helper.chain.agreement import agreed_fact
 from helper.chain.chain_data import MAX_LEAVES, Anchor, LeafBlock, Round
-from helper.chain.node import Node
+from helper.chain.node import Node, backoff_seconds
 from helper.chain.node_pool import NodePool, gather_limited
 from helper.chain.rest_client import LEAF_WINDOW_BLOCKS, ChainClient, LeafReading
 from helper.chain.round_registry import RoundRegistry, RoundView
@@ -54,7 +54,6 @@ MAX_UNAGREED_LEAVES: Final = 1 << 22
 have in forks. A leaf takes about 100 bytes."""
 APPENDED_LEAVES: Final = 2048
 """Maximum number of leaves that are appended at once, in about 0.04 s: a reader of the tree waits until they are."""
-_MAX_BACKOFF_SECONDS: Final = 30.0
 _MAX_CONTRADICTIONS: Final = 2
 """Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a block
 before it has executed it, or by two nodes behind one URL."""
@@ -321,8 +320,8 @@ class _Failure:
     retry_at: float = 0.0
 
     def start_backoff(self, monotonic: float) -> None:
-        """Start a backoff of 1, 2, 4 … 30 s."""
-        self.retry_at = monotonic + min(_MAX_BACKOFF_SECONDS, 2.0 ** min(self.count, 10))
+        """Start a backoff, longer with each consecutive failure."""
+        self.retry_at = monotonic + backoff_seconds(self.count)
         self.count += 1
 
 
@@ -542,7 +541,7 @@ class CommitmentTreeSync:
     async def _sync_round(self, known_round: Round, head: int) -> None:
         """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
         if not self._node_pool.has_usable_node:
-            raise ChainUnavailable("no chain node is in sync")  # Not a failure of this round.
+            raise ChainUnavailable(PauseReason.NO_NODE_IN_SYNC)  # Not a failure of this round.
         try:
             if known_round.round_id not in self._trees:
                 self._trees[known_round.round_id] = await _load(self._store, known_round)

@@ -26,6 +26,7 @@ from helper.chain.node_http import (
 )
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import reports_unready_keys
+from helper.core.refusals import PauseReason
 from helper.errors import ChainError, ChainUnavailable
 
 _RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
@@ -105,7 +106,7 @@ class GatewayProxy:
 
     async def _fetch_response(self, request: StreamRequest, stack: AsyncExitStack) -> StreamedResponse:
         """Return the first usable response; `stack` closes it."""
-        error: ChainError = ChainUnavailable("no chain node is in sync")
+        error: ChainError = ChainUnavailable(PauseReason.NO_NODE_IN_SYNC)
         is_post = request.method != "GET"
         order = self._ordered_nodes(is_post=is_post)
         for node in order:

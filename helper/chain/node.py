@@ -13,7 +13,7 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 
 MAX_BACKOFF_SECONDS = 30.0
-"""Maximum backoff of a failing node, in seconds."""
+"""Maximum backoff of a failing node, or of the tree of a round, in seconds."""
 
 MAX_HEIGHT_DROP = 5
 """Blocks by which the height of a URL may decrease: nodes behind one load balancer are rarely at the same height."""
@@ -26,6 +26,11 @@ MAX_OFFSETS = 16
 
 MAX_ROUND_FRACTION = 0.1
 """Maximum delay of reveals that a node asks for, as a fraction of the time that was left until the round's end."""
+
+
+def backoff_seconds(failures: int) -> float:
+    """Return the backoff after this many earlier consecutive failures: 1, 2, 4 … 30 s."""
+    return min(MAX_BACKOFF_SECONDS, 2.0 ** min(failures, 10))
 
 
 @dataclass(slots=True)
@@ -103,8 +108,8 @@ class Health:
         return self.head is not None and self.head_absent_at >= monotonic and self.head.time + offset >= monotonic
 
     def start_backoff(self, reason: str, *, monotonic: float) -> None:
-        """Start a backoff, doubled with each consecutive failure: 1, 2, 4 … 30 s."""
-        self.backoff_until = monotonic + min(MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
+        """Start a backoff, longer with each consecutive failure."""
+        self.backoff_until = monotonic + backoff_seconds(self.failures)
         self.backoff_reason = reason
         self.failures += 1
 

@@ -32,7 +32,7 @@ from helper.chain.agreement import RoundFacts, Said, agreed_fact, agreed_height,
 from helper.chain.chain_data import ENDED_STATUSES, BlockHead, Proposal, Round, RoundStatus
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.core.share import ShareState
+from helper.core.share import UNCONFIRMED_STATES
 from helper.errors import ConfigError
 from helper.store import blocks
 from helper.store.ledger import Ledger, is_read
@@ -46,7 +46,6 @@ MAX_PAST_ROUNDS: Final = 4096
 MAX_HELD_ROUNDS: Final = 64
 """Maximum number of rounds in memory that are not agreed yet, shared evenly by the nodes that list them."""
 
-_UNCONFIRMED_STATES: Final = (ShareState.WAITING, ShareState.PROVING, ShareState.SENT)
 _EVENT_NAMES: Final = {"vote_end_time": "end", "status": "status", "proposals": "proposals"}
 """The fields of a round that may change, with their names in log events."""
 _STATUS_GRACE_SECONDS: Final = 60
@@ -574,7 +573,7 @@ class RoundRegistry:
                 log("round_frozen", round=round_id.hex()[:8], reason=reason)
                 self.revision += 1
             shares = counts.get(round_id, {})
-            record.frozen, record.frozen_shares = reason, sum(shares.get(state, 0) for state in _UNCONFIRMED_STATES)
+            record.frozen, record.frozen_shares = reason, sum(shares.get(state, 0) for state in UNCONFIRMED_STATES)
 
     def _note_unconfirmed(self, record: _Record, statements: Mapping[str, Said[Round]]) -> None:
         """Replace the unconfirmed values of a round; each is logged once."""

@@ -76,6 +76,11 @@ _JSON_NAMES: Final = {
     ShareState.SENT: "broadcast",
 }
 
+LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
+"""The states in which a share has a row with its witness."""
+UNCONFIRMED_STATES: Final = LIVE_STATES - {ShareState.FAILED}
+"""The states in which a share is processed."""
+
 TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyType(
     {
         ShareState.WAITING: frozenset({ShareState.PROVING, ShareState.CONFIRMED, ShareState.FAILED}),

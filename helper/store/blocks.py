@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from helper.core.share import ShareState
+from helper.core.share import LIVE_STATES, ShareState
 from helper.store.ledger import (
     LEDGER_KEY,
     BlockRange,
@@ -25,7 +25,6 @@ from helper.store.table_rows import RoundRow, is_sound, make_meta_row, read_meta
 from helper.store.transaction import Transaction, exclusive
 
 MAC_BYTES: Final = 32
-_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:
@@ -85,7 +84,7 @@ def delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> b
     existed = tx.execute("delete_share", (share_id,)) == 1
     tx.execute("drop_damaged", (share_id,))
     tx.release_claim(share_id)
-    if state in _LIVE_STATES:  # in a damaged row, the column may hold any value
+    if state in LIVE_STATES:  # in a damaged row, the column may hold any value
         tx.adjust_count(round_no, state, -1)
     tx.has_deleted_rows = True
     return existed

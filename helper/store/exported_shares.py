@@ -12,7 +12,7 @@ from enum import StrEnum
 from hmac import compare_digest
 from typing import Final
 
-from helper.core.share import Share, ShareState
+from helper.core.share import LIVE_STATES, Share, ShareState
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, HistoryEntry
 from helper.store.shares import IDLE_STATES, create_row, find_known_shares, requeue_failed
@@ -21,7 +21,6 @@ from helper.store.transaction import ShareIdentity, TakenShare, Transaction
 from helper.store.transitions import Transition, add_history, apply_transition, load_row, update_row
 
 IMPORT_STAGE: Final = "import"
-_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.CONFIRMED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ def mark_moved(tx: Transaction, versions: Sequence[RowVersion], *, note: str, id
         How many were `moved`, and how many `stayed`.
     """
     counts: Counter[str] = Counter()
-    sources = IDLE_STATES if idle_only else _LIVE_STATES
+    sources = IDLE_STATES if idle_only else LIVE_STATES
     change = Transition(sources, ShareState.FAILED, MOVED, note, ignore_claim=True)
     for share_id, check in versions:
         row = load_row(tx, share_id)

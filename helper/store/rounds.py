@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from helper.core.share import ShareState
+from helper.core.share import UNCONFIRMED_STATES, ShareState
 from helper.errors import LeavesMissing, StoreCorrupt, StoreError
 from helper.store.blocks import add_unread, delete_share
 from helper.store.models import StoredRound
@@ -171,8 +171,7 @@ def fail_unconfirmed(tx: Transaction, limit: int, round_id: bytes, *, note: str)
     params = {"round_no": key.no, "limit": limit}
     ids = [row[0] for row in tx.fetch_all("round_waiting_verified", params)]
     ids += [row[0] for row in tx.fetch_all("round_in_progress_verified", params)]
-    sources = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
-    change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, ignore_claim=True)
+    change = Transition(UNCONFIRMED_STATES, ShareState.FAILED, CLOSED_STAGE, note, ignore_claim=True)
     return apply_transition_to_batch(tx, ids, change)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from helper.core.dispatch_order import due_ms, rank
-from helper.core.share import Share, ShareState
+from helper.core.share import UNCONFIRMED_STATES, Share, ShareState
 from helper.store.blocks import delete_share
 from helper.store.messages import restore_message
 from helper.store.models import MOVED, EnqueueResult, QueueFilter
@@ -35,7 +35,6 @@ LOST_MESSAGE_DELAY_MS: Final = 60_000
 _MAX_KEYS_COMPARED: Final = 16
 """Maximum number of shares with one nullifier whose keys are compared: a false node may have served many positions."""
 _RECEIVED: Final = ShareState.WAITING.value
-_WORKING: Final = frozenset({ShareState.WAITING, ShareState.PROVING, ShareState.SENT})
 IDLE_STATES: Final = frozenset({ShareState.WAITING, ShareState.FAILED})
 _IN_PROGRESS: Final = frozenset({ShareState.PROVING, ShareState.SENT})
 
@@ -338,14 +337,14 @@ def retry(tx: Transaction, share_id: int, *, due_ms: int, stage: str, note: str)
 
     A share that is already WAITING (after a crash) remains so; the attempt and the due time are stored.
     """
-    change = Transition(_WORKING, ShareState.WAITING, stage, note, due_ms, attempts=1)
+    change = Transition(UNCONFIRMED_STATES, ShareState.WAITING, stage, note, due_ms, attempts=1)
     row = apply_transition(tx, share_id, change)
     return 0 if row is None else row.attempts
 
 
 def fail(tx: Transaction, share_id: int, *, stage: str, note: str) -> bool:
     """WAITING, PROVING or SENT -> FAILED. The witness remains until the round is purged."""
-    change = Transition(_WORKING, ShareState.FAILED, stage, note)
+    change = Transition(UNCONFIRMED_STATES, ShareState.FAILED, stage, note)
     return apply_transition(tx, share_id, change) is not None
 
 
