@@ -145,7 +145,7 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     backlog = Backlog(
         store=store,
         proof_times=ProofTimes(CORE_COUNT, lambda: PROOF_SECONDS),
-        limits=BacklogLimits(due_shares=CORE_COUNT),
+        limits=BacklogLimits(due_shares=CORE_COUNT, overdue_seconds=2.0),
         clock=clock,
         stats=stats,
     )

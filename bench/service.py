@@ -53,7 +53,7 @@ POLL_SECONDS = 0.05
 
 async def measure_raw_rate(circuit: str, count: int) -> float:
     """Measure proofs per second of the provers alone, one worker per core."""
-    pool = ProverPool(workers=CORE_COUNT, circuits=(circuit,), clock=SystemClock())
+    pool = ProverPool(workers=CORE_COUNT, circuits=(circuit,), clock=SystemClock(), nice=10)
     runner = asyncio.create_task(pool.run())
     try:
         await asyncio.sleep(0)

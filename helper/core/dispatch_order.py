@@ -99,8 +99,6 @@ def _keyed_hash(key: bytes) -> blake2b:
     return blake2b(digest_size=8, key=key, person=b"svote-order")
 
 
-OVERDUE_SECONDS: Final = 2.0
-"""Default lateness of a round's oldest share, in seconds, from which the round is overdue."""
 SHARES_PER_PROVER: Final = 8
 """Default number of due shares per prover from which they are a backlog.
 
@@ -144,7 +142,7 @@ class BacklogLimits:
     """
 
     due_shares: int
-    overdue_seconds: float = OVERDUE_SECONDS
+    overdue_seconds: float
 
     def is_overdue(self, oldest_due_ms: int, now: float) -> bool:
         """Return whether a round is overdue. `now` is in Unix seconds."""

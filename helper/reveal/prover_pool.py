@@ -175,7 +175,7 @@ class ProverPool:
     workers: int
     circuits: Sequence[str]
     clock: Clock
-    nice: int = 10
+    nice: int
     timeout: float = 0.0
     spawn: WorkerSpawner = WorkerProcess.spawn
     check_start: Callable[[], None] | None = None

@@ -118,7 +118,7 @@ class RetrySchedule:
     node_pool: NodePool
     rounds: RoundRegistry
     stats: Stats
-    quick_retries: int = 5
+    quick_retries: int
 
     async def spend_attempt(self, share_id: int, share: ShareRow | SentReveal, stage: str, reason: str) -> None:
         """Spend one attempt of a share and schedule its retry.

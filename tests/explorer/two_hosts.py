@@ -283,7 +283,7 @@ class HostProcess:
         trees: Any = SimpleNamespace(find_anchor=self._find_anchor, path=self._find_path, serves_root=lambda *_: True)
         ignored: Any = Ignored()
         shared: Any = {"store": store, "clock": clock, "stats": ignored}
-        retries = RetrySchedule(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored)
+        retries = RetrySchedule(store=store, node_pool=pool, rounds=chain_rounds, stats=ignored, quick_retries=5)
         both: Any = {**shared, "node_pool": pool, "trees": trees, "circuits": circuits, "retries": retries}
         prover: Any = SimpleNamespace(prove=self._prove, verify=self._verify)
         self.revealer = Revealer(**both, rounds=chain_rounds, prover=prover, proof_times=ignored)

@@ -162,7 +162,7 @@ class Pipeline:
             backlog=Backlog(
                 store=self.store,
                 proof_times=self.proof_times,
-                limits=BacklogLimits(due_shares=slots),
+                limits=BacklogLimits(due_shares=slots, overdue_seconds=2.0),
                 clock=clock,
                 stats=self.stats,
             ),

@@ -155,7 +155,7 @@ def test_rank_fits_sqlite_integer_and_depends_on_key(mac: bytes) -> None:
 NOW = 1_000_000.0
 FAR_END = NOW + 1_000_000
 PACE = ProofPace(proof_seconds=1.0, shares_per_second=2.0)
-LIMITS = BacklogLimits(due_shares=2)
+LIMITS = BacklogLimits(due_shares=2, overdue_seconds=2.0)
 
 
 def queue(

@@ -45,8 +45,8 @@ async def make_proof(pool: ProverPool, proposal_id: int = 1) -> proofs.Proved:
 
 
 def create_pool(**settings: Any) -> ProverPool:
-    usual: dict[str, Any] = {"workers": 1, "circuits": ("k10", "k11"), "clock": SystemClock(), "spawn": spawn_stand_in}
-    return ProverPool(**{**usual, **settings})
+    usual: dict[str, Any] = {"workers": 1, "circuits": ("k10", "k11"), "clock": SystemClock(), "nice": 10}
+    return ProverPool(**{**usual, "spawn": spawn_stand_in, **settings})
 
 
 async def wait_ready(pool: ProverPool) -> None:

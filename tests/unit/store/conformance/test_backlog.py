@@ -22,7 +22,7 @@ def create_backlog(store: Store, clock: FakeClock) -> Backlog:
     return Backlog(
         store=store,
         proof_times=ProofTimes(2, lambda: 1.0),
-        limits=BacklogLimits(due_shares=2),
+        limits=BacklogLimits(due_shares=2, overdue_seconds=2.0),
         clock=clock,
         stats=Stats(),
     )
