@@ -273,6 +273,13 @@ class RoundTree:
         for name, state in self.served.items() if self.forks else ():
             if await self._is_contradicted(name, state, anchor, branch):
                 self.false_nodes.add(name)
+                log.warning(
+                    "node_root_contradicted",
+                    endpoint=name,
+                    round=round_id.hex()[:8],
+                    height=state.height,
+                    advice="Replace it in [chain] endpoints, if it keeps contradicting others.",
+                )
         self.served = {name: state for name, state in self.served.items() if self.branch_of(name) is branch}
         self.trunk, self.agreed = branch, anchor
         self.forks.clear()
@@ -496,7 +503,12 @@ class CommitmentTreeSync:
             try:
                 self._trees[known_round.round_id] = await _load(self._store, known_round)
             except Exception as error:  # An unreadable tree must not block other rounds.
-                log.error("stored_tree_unreadable", round=known_round.round_id.hex()[:8], reason=str(error))
+                log.error(
+                    "stored_tree_unreadable",
+                    round=known_round.round_id.hex()[:8],
+                    reason=str(error),
+                    advice="The next sync reads it again. Check the database: `svote-helper doctor --skip-proof`.",
+                )
 
     async def sync(self, head: int = 0) -> None:
         """Synchronize the trees of all active rounds. Failures of single rounds are logged.

@@ -299,7 +299,8 @@ class BlockFollower:
             return False
         if not self._low_heads:
             reason = f"the newest block of the nodes is {head.height}"
-            log.error("cursor_above_chain", height=ledger.top, reason=reason)
+            advice = "If the chain was not reset, check the nodes: `svote-helper doctor --skip-proof`."
+            log.error("cursor_above_chain", height=ledger.top, reason=reason, advice=advice)
         self._low_heads.add(head.height)
         if len(self._low_heads) < RESET_HEADS or not self.rounds.is_synced:
             return False
@@ -490,7 +491,8 @@ class BlockFollower:
             log.info("block_dispute_resolved", height=self.height)
         stalled = self.stalled_height
         if stalled is not None and self._stall.note():
-            log.error("block_missing", height=stalled, reason=self._deferred[stalled].reason)
+            advice = "Check the nodes: `svote-helper doctor --skip-proof`."
+            log.error("block_missing", height=stalled, reason=self._deferred[stalled].reason, advice=advice)
         elif stalled is None and self._stall.clear():
             log.info("history_resumed", height=self.height)
 

@@ -570,7 +570,8 @@ class RoundRegistry:
             record = self._record(round_id)
             if record.frozen is None:
                 log = self._log.error if record.is_stored else self._log.warning
-                log("round_frozen", round=round_id.hex()[:8], reason=reason)
+                advice = "Check the nodes in [chain] endpoints. `svote-helper rounds` shows whether it is still frozen."
+                log("round_frozen", round=round_id.hex()[:8], reason=reason, advice=advice)
                 self.revision += 1
             shares = counts.get(round_id, {})
             record.frozen, record.frozen_shares = reason, sum(shares.get(state, 0) for state in UNCONFIRMED_STATES)

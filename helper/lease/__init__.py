@@ -311,7 +311,8 @@ class LeaseKeeper:
             # The lease may still be valid; `is_held` becomes false when it expires.
             self._warn_once("lease_renewal_failed", str(error), error.advice)
         if not self._is_acquired:
-            log.error("lease_lost", host=self._lease.holder)
+            advice = "Check which host sends: `svote-helper doctor --skip-proof`."
+            log.error("lease_lost", host=self._lease.holder, advice=advice)
 
     async def _release(self) -> None:
         if self._is_acquired:

@@ -258,7 +258,8 @@ class CircuitChoice:
         self._pause_reason = reason
         self._may_try = False
         if not is_known:
-            log.error("valid_proofs_refused", reason=reason)
+            advice = "Check [prover] circuit and the nodes: `svote-helper doctor`."
+            log.error("valid_proofs_refused", reason=reason, advice=advice)
 
     # ------------------------------------------------------------------ counted reveals
 

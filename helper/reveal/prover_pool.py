@@ -315,7 +315,8 @@ class ProverPool:
                 await asyncio.to_thread(self.check_start)
             process = await self.spawn(threads=self._threads())
         except (OSError, HelperError) as error:
-            log.error("prover_start_failed", slot=slot, reason=str(error))
+            advice = error.advice if isinstance(error, HelperError) else "Check memory and limits of this machine."
+            log.error("prover_start_failed", slot=slot, reason=str(error), advice=advice)
             return is_ready
         self._pids[slot] = process.pid
         try:

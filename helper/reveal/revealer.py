@@ -135,7 +135,8 @@ class RetrySchedule:
             self.stats.count(f"retry_{stage}")
             if attempt == self.quick_retries + 1:
                 self.stats.count("quick_retries_failed")
-                log.error("quick_retries_failed", stage=stage, reason=reason, attempt=attempt)
+                advice = f"Correct the cause. The next attempts: `svote-helper queue list --stage {stage}`."
+                log.error("quick_retries_failed", stage=stage, reason=reason, attempt=attempt, advice=advice)
             else:
                 log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
 
@@ -178,7 +179,8 @@ class RetrySchedule:
         self.stats.record_failure(stage, reason)
         if await self.store.run(shares.fail, share_id, stage=stage, note=reason):
             self.stats.count("failed")
-            log.error("share_failed", stage=stage, reason=reason)
+            advice = f"Correct the cause, then retry: `svote-helper queue retry --stage {stage}`."
+            log.error("share_failed", stage=stage, reason=reason, advice=advice)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

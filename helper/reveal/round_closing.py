@@ -115,7 +115,8 @@ class RoundClosing:
         number = max(failed, sum(left.values()))
         if number:
             self.stats.count("expired", failed)
-            log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())
+            advice = "Until the purge, the reasons are in `svote-helper queue list --state failed`."
+            log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex(), advice=advice)
         else:
             log.info("round_closed", round=stored.round_id.hex())
         await self.store.run(mark_alerted, stored.round_id, now)
@@ -124,4 +125,4 @@ class RoundClosing:
     async def _purge(self, stored: StoredRound) -> None:
         rows = await self.store.run_batches(purge, stored.round_id)
         self.rounds.forget(stored.round_id)
-        log.info("round_purged", rows=rows)
+        log.info("round_purged", round=stored.round_id.hex(), rows=rows)

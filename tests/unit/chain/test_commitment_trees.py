@@ -322,17 +322,20 @@ async def test_share_of_another_leaf_than_the_agreed_one_is_not_proven() -> None
 async def test_leaves_of_a_false_node_are_proven_only_while_no_other_node_is_usable() -> None:
     env, chain = await sync_tree("liar", "honest", "other")
     liar, *others = env.nodes
-    anchors = []
+    anchors, logged = [], []
     for height in range(70, 76):  # the liar always adds one leaf to the true ones
         chain.grow_on(others, height, height)
         false = FakeTree((60, 1, 2), *((known, known) for known in range(70, height + 1)), (height + 1, 1000 + height))
         false.publish_to(liar)
         for first in (1, 0):
-            await env.sync_with_first(first)
+            with capture_logs() as logs:
+                await env.sync_with_first(first)
+            logged += [(log["endpoint"], log["height"]) for log in logs if log["event"] == "node_root_contradicted"]
             get_leaf = partial(encode_leaf, 1000 + height)
             anchors.append(env.trees.find_anchor(ROUND_ID, len(chain.tree), get_leaf))
         assert env.trees.find_anchor(ROUND_ID, len(chain.tree) - 1, partial(encode_leaf, height)) is not None
     assert anchors[1] is not None, "nothing contradicts it yet"
+    assert logged == [("liar:1317", 71)], "once"
     assert anchors[-4:] == [None] * 4
     tree = env.trees._trees[ROUND_ID]
     assert tree.false_nodes == {"liar:1317"}
