@@ -5,7 +5,7 @@ the root. Leaves that do not match are removed, and the node that returned them 
 agreed yet, further nodes are asked for theirs, and a node that is ahead for its root at the height of the other.
 
 Only agreed leaves are stored, and only they can prove that a share is invalid. While nodes differ, or only one of them
-responds, the trees that they serve are held in memory: to accept a share and to prove it needs nobody else's word.
+responds, the trees that they serve are held in memory: one node's report suffices to accept a share and to prove it.
 
 A tree is retained until its round is purged, because it is needed to recognize a share that is posted again after the
 round's end. A round whose tree cannot be synchronized does not delay others.
@@ -271,7 +271,7 @@ class RoundTree:
             await store.run(delete_tree, round_id)
             self.stored_leaves = self.stored_height = self.stored_subtrees = 0
         for name, state in self.served.items() if self.forks else ():
-            if await self._is_contradicted(name, state, anchor, branch):
+            if await self._is_contradicted(name, state, anchor, branch) and name not in self.false_nodes:
                 self.false_nodes.add(name)
                 log.warning(
                     "node_root_contradicted",
@@ -286,7 +286,7 @@ class RoundTree:
         rest = len(branch.tree) - anchor.size
         self.trunk_counts = Counter({name: min(count, rest) for name, count in self.trunk_counts.items()})
         if len(branch.tree) == anchor.size:
-            branch.next_height = anchor.height + 1  # the height in the leaves is the word of one node
+            branch.next_height = anchor.height + 1  # only one node reports the height in the leaves
         self.anchors[anchor.height] = anchor
         if len(self.anchors) > MAX_ANCHORS:
             del self.anchors[next(iter(self.anchors))]
@@ -613,7 +613,7 @@ class CommitmentTreeSync:
             self._failures.setdefault(known_round.round_id, _Failure()).contradictions += 1
             raise
         said[node] = state
-        self._wake_waiters()  # the next node may be slow, and a share may be accepted on the word of one
+        self._wake_waiters()  # the next node may be slow, and one node's report suffices to accept a share
         newest = await self._find_agreed(known_round, said, node, waits)
         if newest is not None:
             await round_tree.agree(self._store, known_round.round_id, newest)

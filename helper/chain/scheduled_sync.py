@@ -2,7 +2,7 @@
 
 Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized twice: immediately and one
 interval later, because a node reports a block shortly before it has executed it. A block that only one node reports
-causes the same a little later: the other may be stuck, or false, and to read needs nobody else's word. A share never
+causes the same a little later: the other may be stuck, or false, and one node's report suffices to read. A share never
 causes a request, because that would reveal its arrival to the node.
 """
 

@@ -74,15 +74,15 @@ def due_ms(submit_at: int, now: float) -> int:
 
 
 def rank_fraction(rank: int) -> float:
-    """Return the sort key of a share as a number from 0 to 1."""
+    """Return a rank as a number from 0 to 1."""
     return rank / (1 << RANK_BITS)
 
 
 def rank(key: bytes, mac: bytes) -> int:
-    """Return the sort key of a share among those due in the same millisecond: 63 bits of a keyed hash.
+    """Return the position of a share in this helper's own order: 63 bits of a keyed hash.
 
-    The key is stored only in the database. The order reveals nothing about the order of arrival, and clients cannot
-    influence it.
+    The order applies to overdue shares, and to those due in the same millisecond. The key is stored only in the
+    database. The order reveals nothing about the order of arrival, and clients cannot influence it.
 
     Args:
         key: 16 to 64 bytes.
@@ -106,7 +106,7 @@ Fewer are proven within seconds. By due time none of them waits longer than that
 overtaken until the delay has passed, for example after a node has stopped responding.
 """
 RESERVE_SECONDS: Final = 30.0
-"""Seconds of slack below which a round is at risk. A share that fails later than this before the end is not retried."""
+"""Seconds of slack below which a round is at risk."""
 RESERVE_FRACTION: Final = 0.1
 """Fraction of the remaining work that is added to the reserve, because the measured pace varies."""
 

@@ -105,7 +105,7 @@ class RoundClosing:
         Returns the round with its new marks.
         """
         now = self.rounds.chain_now() or self.clock.now()
-        if stored.closed_at is None:
+        if stored.closed_at is None:  # its row was damaged, or a standby without the mark was promoted
             await self.store.run(mark_closed, stored.round_id, now)
         left = await self.store.count_unconfirmed(stored.round_id)
         failed = await self.store.run_batches(

@@ -424,7 +424,7 @@ class Sender:
         was_held = node.penalty.hold_seconds > 0
         node.penalty = send_policy.next_penalty(node.penalty, outcome, self.clock.monotonic())
         if outcome.verdict in MESSAGE_REFUSALS and not self._serves_root(node, reveal):
-            # The root, or its height, is the word of another node: this refusal says nothing about the share.
+            # The root, or its height, is another node's report: this refusal says nothing about the share.
             if outcome.verdict is Verdict.BAD_PROOF:
                 state = self._states.get(reveal.share_id)
                 state.use_message(reveal.row.tx_hash)

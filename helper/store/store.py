@@ -33,10 +33,10 @@ BATCH_SHARES: Final = 200
 CHECK_BATCH_SHARES: Final = 100
 """Number of shares read per transaction of the background check; it takes a few milliseconds."""
 
+# The restart is for a share that a damaged index hid at the start: the next one requeues it.
 DAMAGE_ADVICE: Final = (
     f"Check the disk for errors, and restart the helper. If the problem is found again, {RESTORE_ADVICE}"
 )
-"""A share that a damaged index hid at the start is requeued by the next one."""
 FIRST_CHECK_SECONDS: Final = 60.0
 """Seconds until the first check, which runs early because a damaged share may be due soon."""
 CHECK_SECONDS: Final = 3600.0
