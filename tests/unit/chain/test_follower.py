@@ -842,7 +842,7 @@ async def test_old_block_that_one_honest_node_has_lengthens_no_wait_for_new_bloc
 
     read, reasons = BlockReader.read, list[str]()
     monkeypatch.setattr(BlockReader, "read", read_and_note)
-    monkeypatch.setattr(block_reader, "MAX_READ_SECONDS", 0.01)
+    monkeypatch.setattr(block_reader, "READ_SECONDS", 0.01)
     env = Environment(rpc=False, height=100, cursor=50)
     archive, pruned = env.configure_nodes("archive", "pruned", rpc=False)
     pruned.lowest_height = 90
