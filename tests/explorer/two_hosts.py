@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -255,7 +255,7 @@ class HostProcess:
     def __init__(self, env: Env, keys: DatabaseKeys, since: float, states: Mapping[int, Any]) -> None:
         self.env, self.selected = env, list[int]()
         self.late: Any = None
-        client = SimpleNamespace(tx=lambda _hash: Request("tx"))
+        client = SimpleNamespace(tx=lambda _hash: Request("tx"), response_wait=1.0)
         nodes = [SimpleNamespace(name=name, penalty=NO_PENALTY, client=client) for name in "AB"]
         clock = SimpleNamespace(now=lambda: self.env.wall, monotonic=lambda: self.env.monotonic)
         store = StepStore(keys)
@@ -443,9 +443,14 @@ class TwoHosts:
         def start(late: Any) -> Any:
             return self._process.create_task(late)
 
-        loop = SimpleNamespace(create_task=start, Lock=asyncio.Lock)
+        replaced: dict[str, Any] = {
+            "asyncio": SimpleNamespace(create_task=start, Lock=asyncio.Lock),
+            "anyio": SimpleNamespace(move_on_after=nullcontext),  # a node's response is a step, however late
+            "SendCall": StepCall,
+            "gather_limited": gather,
+        }
         with ExitStack() as stack:
-            stack.enter_context(patch.multiple(sender, SendCall=StepCall, asyncio=loop, gather_limited=gather))
+            stack.enter_context(patch.multiple(sender, **replaced))
             stack.enter_context(patch.multiple(send_policy, **SCALED))
             for module in (sender, round_closing, revealer):
                 stack.enter_context(patch.object(module, "log", Ignored()))

@@ -16,7 +16,7 @@ from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import World, seeded_random
 
 SHARES = 48
-MAX_SECONDS = 20.0
+MAX_SECONDS = 25.0
 """Seconds from the due time until every share must be counted."""
 LIE_SECONDS = 50.0
 """Seconds from the due time for which a node lies; it also drops all reveals."""
