@@ -128,7 +128,7 @@ class Edge:
 
     Args:
         refusals: counts the responses by status, from 400 on; None to count none.
-        posts: handlers of posted shares by path, which need no ASGI scope and do not wait for their turn.
+        posts: handlers of posted shares by path, which need no ASGI scope and do not wait behind other requests.
         trace_clock: the time for clients that trace their requests; None to trace none.
     """
 
@@ -169,7 +169,7 @@ class Edge:
         await request.send(bytes(response.body), more=False)
 
     def posts_share(self, request: protocol.Request) -> bool:
-        """Whether a request posts a share, and is not answered in turn."""
+        """Whether a request posts a share, which does not wait behind other requests."""
         return request.head.method == "POST" and request.head.path in self._posts
 
     def refuse(self, refusal: Refusal) -> Response:

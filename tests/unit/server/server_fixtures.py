@@ -30,7 +30,7 @@ HELLO_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 MEDIUM_BYTES = 8 << 20
 
 
-async def hello(_request: Request) -> Response:
+async def hello(_request: object) -> Response:
     return Response(b"hello")
 
 
@@ -104,7 +104,7 @@ async def run_server(
     proxies: Sequence[Network] = (),
 ) -> AsyncIterator[int]:
     app = create_test_app(endless or EndlessRoutes())
-    server = Server(Edge(app, refusals), limits, trusted_networks=proxies)
+    server = Server(Edge(app, refusals, {"/share": hello}), limits, trusted_networks=proxies)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):

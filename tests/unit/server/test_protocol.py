@@ -21,7 +21,7 @@ from helper.server import connection_limits, listening, protocol
 from helper.server.connection_limits import MAX_DISCARDED_BYTES, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import Server
-from helper.server.protocol import TRANSITIONS, Connection, Request, State
+from helper.server.protocol import HANDLERS_PER_ITERATION, TRANSITIONS, Connection, Request, State
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
@@ -148,8 +148,15 @@ async def refuse_head(wire: Wire) -> None:
     await wire.deliver(b"no HTTP\r\n\r\n")
 
 
-async def refuse_waiting(wire: Wire) -> None:
+def deliver_waiting(wire: Wire) -> None:
+    """Deliver a request whose turn comes in the next iteration of the event loop."""
+    for _ in range(HANDLERS_PER_ITERATION):
+        FakeTransport(Connection(wire.server)).deliver(GET % b"")
     wire.transport.deliver(GET % b"")
+
+
+async def refuse_waiting(wire: Wire) -> None:
+    deliver_waiting(wire)
     wire.server.refuse_late()
 
 
@@ -185,7 +192,7 @@ async def lose_head(wire: Wire) -> None:
 
 
 async def lose_waiting(wire: Wire) -> None:
-    wire.transport.deliver(GET % b"")
+    deliver_waiting(wire)
     await wire.lose()
 
 
