@@ -514,9 +514,9 @@ class Sender:
         return counted
 
     def _serves_root(self, node: Node, reveal: SentReveal) -> bool:
-        """Whether a node checks the proof with the root that it was made for, as far as that is known."""
+        """Whether a node checks the proof with the root that it was made for. That of an imported one is not known."""
         root, height = reveal.row.anchor_root, reveal.row.anchor_height
-        return root is None or self.trees.serves_root(reveal.round_id, node.name, height, root)
+        return root is not None and self.trees.serves_root(reveal.round_id, node.name, height, root)
 
     async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
         await self.retries.spend_attempt(reveal.share_id, reveal, "broadcast", outcome.log)
@@ -533,10 +533,9 @@ class Sender:
             callback()
 
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
-        """Check the proof with the local verifier, against the root that it was made for. True if that is not known."""
+        """Check the proof with the local verifier, against the root that it was made for. True if it does not respond."""
         message, root = RevealMessage.from_tx(reveal.row.message), reveal.row.anchor_root
-        if root is None:
-            return True
+        assert root is not None, "see `_serves_root`"
         circuit = reveal.row.circuit
         try:
             statement = get_generation(circuit).create_statement(message, root)

@@ -269,19 +269,26 @@ async def test_proof_failing_own_verification_spends_attempt(pipeline: Pipeline)
 
 
 @pytest.mark.rule("R11")
+@pytest.mark.parametrize("reply", [BAD_PROOF_REPLY, reply_with(400, error="validation failed: anchor height is zero")])
 async def test_proof_whose_root_is_not_known_is_not_checked_against_another(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, reply: NodeReply
 ) -> None:
     def create_as_imported(*args: Any) -> RevealRow:
         return create_prepared(*args)._replace(anchor_root=None)
 
     create_prepared = pipeline.revealer._create_prepared
     monkeypatch.setattr(pipeline.revealer, "_create_prepared", create_as_imported)
-    pipeline.nodes.replies[FIRST_NODE] = BAD_PROOF_REPLY
+    pipeline.set_replies(reply)
     pipeline.prover.is_valid = False
-    await pipeline.sender.send(await pipeline.prepare_message())
+    share = await pipeline.prepare_message()
+    for _ in pipeline.endpoints.nodes:
+        await pipeline.sender.send(share)
+        await pipeline.next_block()
     assert pipeline.prover.verified == []
-    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0), "it is proven again"
+    assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
+    await pipeline.next_block(REPROVE_BLOCKS)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.WAITING, 0)
 
 
 async def test_false_height_of_the_only_node_in_sync_keeps_no_later_block_from_naming_the_circuit(
