@@ -209,7 +209,8 @@ class LeaseKeeper:
 
     Args:
         standby: wait while another host holds the lease, instead of refusing to run.
-        can_send: whether this host may send. If not, it releases the lease and does not acquire it.
+        can_send: whether this host may send. If not, it releases the lease and does not acquire it. After it has
+            released it, it is a standby.
     """
 
     def __init__(
@@ -302,6 +303,7 @@ class LeaseKeeper:
     async def _renew(self) -> None:
         await self._clock.sleep(self._lease.seconds / RENEWALS_PER_TERM)
         if not self._can_send():
+            self._standby = True  # it leaves the lease to another host, which is no configuration error
             await self._release()
             return
         try:

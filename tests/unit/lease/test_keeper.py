@@ -553,6 +553,20 @@ async def test_sender_without_node_or_prover_for_long_leaves_the_lease_of_a_shar
         await advance_until(clock, 2, lambda: lease.is_held)
 
 
+async def test_sender_that_left_the_lease_waits_for_it_like_a_standby(clock: FakeClock, lease: FakeLease) -> None:
+    fit = [True]
+    keeper = await start_keeper(lease, clock=clock, standby=False, can_send=lambda: fit[-1])
+    async with run_keeper(keeper) as running:
+        fit.append(False)
+        await advance_until(clock, 4, lambda: lease.owner == "")
+        lease.owner = "red"
+        fit.append(True)
+        await advance_until(clock, 31, lambda: lease.calls.count("acquire") >= 30)
+        assert not running.done(), "its API and provers work"
+        lease.owner = ""
+        await advance_until(clock, 2, lambda: lease.is_held)
+
+
 async def test_member_reports_a_database_that_cannot_be_read_for_long(
     shared_store: FakeSharedStore, api_host: ClusterMember, clock: FakeClock
 ) -> None:
