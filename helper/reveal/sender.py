@@ -533,7 +533,7 @@ class Sender:
             callback()
 
     async def _is_proof_valid(self, reveal: SentReveal) -> bool:
-        """Check the proof with the local verifier, against the root that it was made for. True if it does not respond."""
+        """Check the proof with the local verifier, with the root that it was made for. True if it does not respond."""
         message, root = RevealMessage.from_tx(reveal.row.message), reveal.row.anchor_root
         assert root is not None, "see `_serves_root`"
         circuit = reveal.row.circuit

@@ -45,11 +45,13 @@ no_worker = partial(WorkerProcess.spawn, command=("false",))
 class ServiceHarness:
     """A service with one node; the service does not run, its store is open."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *others: str, lease: str = "auto") -> None:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
-        config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
+        config = Config.model_validate(
+            {"helper": {"db_path": str(directory / "q.db"), "port": 0}, "sender": {"lease": lease}}
+        )
         nodes = create_nodes([(f"http://{name}:1317", "") for name in ("node", *others)], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, spawn_worker=no_worker)
 
@@ -470,6 +472,21 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
     sign_sums(release.manifest.parent, release.key)
     with pytest.raises(ReleaseError, match=r"_native.*does not match the signed release"):
         Service(config, spawn_worker=no_worker)
+
+
+async def test_sender_that_has_no_usable_node_or_does_not_dispatch_cannot_reveal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = ServiceHarness(tmp_path, monkeypatch, lease="s3://votes/sender.json")
+    cluster, gates = harness.service.cluster, harness.service.gates
+    assert cluster is not None
+    await harness.service.node_pool.probe_all()
+    assert not cluster._can_reveal(), "no prover is ready"
+    gates.is_dispatching = True
+    assert cluster._can_reveal()
+    harness.node.age = 91
+    await harness.service.node_pool.probe_all()
+    assert not cluster._can_reveal()
 
 
 async def test_damaged_index_is_reported_until_the_next_start(harness: ServiceHarness, tmp_path: Path) -> None:
