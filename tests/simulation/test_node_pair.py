@@ -16,8 +16,10 @@ from tests.simulation.virtual_loop import SimLoop
 from tests.simulation.world import World, seeded_random
 
 SHARES = 48
-MAX_SECONDS = 25.0
-"""Seconds from the due time until every share must be counted."""
+MAX_SECONDS = 20.0
+"""Seconds from the due time until every share must be counted while nodes respond to each reveal."""
+MAX_FAULT_SECONDS = 25.0
+"""The same while they respond 502 to many reveals: of 1,440 shares of 30 seeds, the last one takes 21 s."""
 LIE_SECONDS = 50.0
 """Seconds from the due time for which a node lies; it also drops all reveals."""
 SEND_ERROR_RATE = 0.4
@@ -61,7 +63,7 @@ def simulate_pair(
 @pytest.mark.parametrize("fault", [None, NodeFault.FAR_BEHIND, NodeFault.STOPPED, NodeFault.NO_INDEX])
 def test_every_share_is_counted_in_time_if_one_of_two_honest_nodes_has_no_second_copy(fault: NodeFault | None) -> None:
     counted, violations = simulate_pair(1, fault=fault)
-    assert (len(counted), [seconds for seconds in counted if seconds > MAX_SECONDS]) == (SHARES, [])
+    assert (len(counted), [seconds for seconds in counted if seconds > MAX_FAULT_SECONDS]) == (SHARES, [])
     waiting = [violation for violation in violations if "a witness remains after confirmation" in violation]
     is_alone = fault in (NodeFault.STOPPED, NodeFault.NO_INDEX)
     assert violations == (waiting if is_alone else []), "no second node can tell what was counted"
