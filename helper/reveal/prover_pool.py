@@ -40,6 +40,8 @@ START_TIMEOUT_SECONDS = 180.0
 """Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
 FIRST_WORKER_SECONDS = 10.0
 """Maximum seconds for which the other workers wait at the start until the first one is ready."""
+FIRST_PROOF_SECONDS = 1.0
+"""Maximum seconds for which they wait then until its first job has ended."""
 LOAD_IDLE_SECONDS = 5.0
 """Seconds without a job after which a worker creates the keys of the other circuits, one worker at a time."""
 MIN_TIMEOUT_SECONDS = 60.0
@@ -186,6 +188,7 @@ class ProverPool:
         self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
         self._first_ready = asyncio.Event()
+        self._first_ended = asyncio.Event()
         self._load_lock = asyncio.Lock()
         self._pids: dict[int, int] = {}
         self._roots: dict[bytes, bytes] = {}  # by the hash of the proof
@@ -295,10 +298,12 @@ class ProverPool:
     async def _run_slot(self, slot: int) -> None:
         failures = 0
         if slot > 0:
-            # Due shares wait for the keys of one worker only. It creates them with all cores.
+            # Due shares wait for the keys of one worker only. It creates them, and the first proof, with all cores.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WORKER_SECONDS):
                     await self._first_ready.wait()
+                async with asyncio.timeout(FIRST_PROOF_SECONDS):
+                    await self._first_ended.wait()
         while True:
             await self.clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)
@@ -399,6 +404,8 @@ class ProverPool:
         except BaseException:
             task.future.cancel()
             raise
+        finally:
+            self._first_ended.set()
         if not task.future.done():
             task.future.set_result(reply)
 

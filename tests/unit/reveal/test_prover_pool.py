@@ -116,10 +116,11 @@ async def test_prove_returns_statement_of_witness() -> None:
 
 
 @pytest.mark.parametrize("wait_seconds", [600.0, 0.0])
-async def test_other_workers_start_once_the_first_is_ready(
+async def test_other_workers_start_once_the_first_has_made_a_proof(
     monkeypatch: pytest.MonkeyPatch, wait_seconds: float
 ) -> None:
     monkeypatch.setattr(pool_module, "FIRST_WORKER_SECONDS", wait_seconds)
+    monkeypatch.setattr(pool_module, "FIRST_PROOF_SECONDS", wait_seconds)
     may_start, starts = asyncio.Event(), asyncio.Queue[int]()
 
     async def spawn(*, threads: int) -> WorkerProcess:
@@ -135,6 +136,8 @@ async def test_other_workers_start_once_the_first_is_ready(
         may_start.set()
         await pool.wait_ready()
         if wait_seconds > 0.0:
+            await make_proof(pool)
+            assert starts.qsize() == 0
             await starts.get()
 
 
