@@ -146,10 +146,13 @@ class DatabaseLease(Lease):
 
     async def acquire(self) -> bool:
         """Acquire the lease; if another host holds it, set `holder`."""
-        if self._outer is not None and not self._outer.is_held and not await self._outer.acquire():
-            # The row has none: it expires by the database's clock, also across restarts.
-            self.holder, self.holder_seconds = self._outer.holder, self._outer.holder_seconds
-            return False
+        if self._outer is not None and not self._outer.is_held:
+            with _database_errors("acquire"):  # a host that does not reach it leaves the outer lease to others
+                await self._store.get_sender_host()
+            if not await self._outer.acquire():
+                # The row has none: it expires by the database's clock, also across restarts.
+                self.holder, self.holder_seconds = self._outer.holder, self._outer.holder_seconds
+                return False
         requested_at = self._term.read_clocks()
         with _database_errors("acquire"):
             fence = await self._store.acquire_sender_lease(None if self._outer is None else self._outer.fence)
@@ -161,19 +164,22 @@ class DatabaseLease(Lease):
         return True
 
     async def renew(self) -> bool:
-        """Renew the lease; if it is lost, set `holder`."""
+        """Renew the lease; if it is lost, set `holder`.
+
+        Without the database, this host cannot send. The outer lease is then not renewed, and expires for another host.
+        """
+        requested_at = self._term.read_clocks()
+        with _database_errors("renew"):
+            if not await self._store.renew_sender_lease():
+                self._term.end()
+                self.holder = await self._store.get_sender_host()
+                return False
+        self._term.start(requested_at)
         if self._outer is not None and not await self._outer.renew():
             self._term.end()
             self.holder = self._outer.holder
             return False
-        requested_at = self._term.read_clocks()
-        with _database_errors("renew"):
-            if await self._store.renew_sender_lease():
-                self._term.start(requested_at)
-                return True
-            self._term.end()
-            self.holder = await self._store.get_sender_host()
-        return False
+        return True
 
     async def release(self) -> None:
         """Release the lease immediately, and the outer lease."""

@@ -374,6 +374,23 @@ async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(cloc
     assert await lease_for_host(bucket, clock, "b").acquire(), "taken over immediately"
 
 
+async def test_host_without_database_leaves_bucket_lease_to_another(clock: FakeClock) -> None:
+    bucket, table, lease = create_both_leases(clock)
+    other = lease_for_host(bucket, clock, "b")
+    assert await lease.acquire()
+    assert not await other.acquire()
+    table.is_unavailable = True
+    for _ in range(3):
+        clock.advance(3.4)
+        with pytest.raises(LeaseError, match="could not renew the sender lease"):
+            await lease.renew()
+    assert await other.acquire()
+    await other.release()
+    with pytest.raises(LeaseError, match="could not acquire the sender lease"):
+        await lease.acquire()
+    assert await other.acquire(), "also the free one"
+
+
 # A single host with a file, and the effect on wallets and provers
 
 
