@@ -225,10 +225,10 @@ class SourceRows:
     def _select_share(self, share: LiveShare) -> LiveShare | None:
         quarantined = self._quarantined.get(share.id)
         sound = None if quarantined is not None else select_sound(share, self._row_key)
-        if sound is None:
+        if sound is None or self._rounds.get(sound.round_no) != sound.share.round_id:  # its round's key is damaged
             self.damaged.append(quarantined or share.share.to_damaged_share())
             return None
-        return sound if self._rounds.get(sound.round_no) == sound.share.round_id else None
+        return sound
 
 
 def _count_live_and_confirmed(counts: Mapping[tuple[int, int], int]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from helper.core.share import ShareState
-from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
+from helper.errors import NotFound, StoreCopyDiffers, StoreCorrupt, StoreForeign, StoreLocked, StoreMoved
 from helper.store import audit_log, blocks, exported_shares, messages, rounds, shares
 from helper.store.db_copy.endpoint import SHARES, TABLES, CopyEndpoint
 from helper.store.db_copy.export import ExportedQueue
@@ -447,6 +447,19 @@ async def test_migration_reports_and_skips_damaged_rows(backends: BackendPair, o
     assert {entry.ref for entry in moved.damaged} == {ref for ref, _ in named} - {ref for ref, _ in left}
     assert await target_store.verify() == []
     assert await target_store.list_damaged() == []
+
+
+async def test_migration_reports_shares_whose_round_key_is_damaged(filled: BackendPair) -> None:
+    source, target = filled
+    source.execute(
+        "UPDATE round_keys SET row_check = substr(mac_key, 1, 8) WHERE no = (SELECT max(no) FROM round_keys)"
+    )
+    if isinstance(source, SqliteBackend):
+        with pytest.raises(StoreCorrupt, match="the key of a round fails its check"):
+            migrate(source, target)
+        return
+    moved = migrate(source, target)
+    assert (moved.live, moved.uncounted, [share.round_id for share in moved.damaged]) == (6, 0, [OTHER_ROUND])
 
 
 async def test_migration_into_other_queue_is_refused(backends: BackendPair, open_store: OpenStore) -> None:
