@@ -320,11 +320,13 @@ class CopyMark:
         id: identifier of the copy, the same in both databases.
         other: the other database, as named in messages without a password.
         at: Unix time at which the mark was written.
+        is_erased: whether the source's rows have been deleted, or some of them.
     """
 
     id: str
     other: str
     at: int
+    is_erased: bool = False
 
     def to_text(self) -> str:
         """Return the stored form."""
@@ -338,7 +340,7 @@ def read_mark(rows: Sequence[Row]) -> CopyMark | None:
     text = read_meta_value(rows)
     try:
         fields: Mapping[str, Any] = orjson.loads(text or "")
-        return CopyMark(str(fields["id"]), str(fields["other"]), int(fields["at"]))
+        return CopyMark(str(fields["id"]), str(fields["other"]), int(fields["at"]), bool(fields.get("is_erased")))
     except (ValueError, KeyError, TypeError):
         return CopyMark(_UNREADABLE, _UNREADABLE, 0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -73,6 +73,12 @@ def copy_queue(
     source.lock_exclusive()
     target.lock_exclusive()
     earlier = _check_target(source, target)
+    moved = source.get_mark(MOVED_KEY)
+    if moved is not None and moved.is_erased:  # after the comparison, so that the target has every row
+        with target.write_transaction():
+            target.set_mark(UNFINISHED_KEY, None)
+        live, confirmed = _count_live_and_confirmed(target.read_counters())
+        return CopyResult(live=live, confirmed=confirmed, locked_seconds=clock.monotonic() - began)
     mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, int(clock.now()))
     try:
         target.begin_copy(mark, source.read_page(META, ()))
@@ -80,7 +86,7 @@ def copy_queue(
         copied = SourceRows(source, clock, on_progress)
         _copy_rows(copied, target)
         _compare_rows(SourceRows(source, clock, on_progress), target, copied.counts)
-        if source.get_mark(MOVED_KEY) is None:
+        if moved is None:
             with source.write_transaction():
                 source.set_mark(MOVED_KEY, CopyMark(mark.id, target.label, int(clock.now())))
         with target.write_transaction():
@@ -273,12 +279,14 @@ def erase_source(source: CopyEndpoint) -> None:
         StoreForeign: the database is not marked as moved.
         StoreLocked: a process uses it.
     """
-    _lock_moved(source)
+    mark = _lock_moved(source)
+    with source.write_transaction():  # a copy that was interrupted between its two marks must not be repeated from here
+        source.set_mark(MOVED_KEY, replace(mark, is_erased=True))
     source.delete_rows()
 
 
-def _lock_moved(source: CopyEndpoint) -> None:
-    """Lock the source. The mark is checked again under the lock."""
+def _lock_moved(source: CopyEndpoint) -> CopyMark:
+    """Lock the source and return its mark, which is checked again under the lock."""
     read_moved_mark(source)
     source.lock_exclusive()
-    read_moved_mark(source)
+    return read_moved_mark(source)

@@ -381,6 +381,30 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         await open_store(source)
 
 
+async def test_source_erased_between_marks_is_not_copied_again(
+    filled: BackendPair, endpoints: EndpointPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = filled
+    before = read_all_rows(source)
+    set_mark = endpoints[1].set_mark
+
+    def cut(name: str, mark: CopyMark | None) -> None:
+        if (name, mark) == (UNFINISHED_KEY, None):
+            raise KeyboardInterrupt
+        set_mark(name, mark)
+
+    monkeypatch.setattr(endpoints[1], "set_mark", cut)
+    with pytest.raises(KeyboardInterrupt):
+        migrate_between(endpoints)
+    with closing(create_endpoint(source)) as endpoint:
+        erase_source(endpoint)
+
+    moved = migrate(source, target)
+    assert (moved.written, moved.live, moved.confirmed) == (0, 7, 1)
+    assert read_all_rows(target) == before
+    await open_store(target)
+
+
 TAMPERING_STATEMENTS = {
     "a due time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
     "a share": "DELETE FROM shares WHERE state = 3",
