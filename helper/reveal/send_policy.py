@@ -231,7 +231,7 @@ def min_message_seconds(process: ProcessFacts) -> float:
 def is_disputed(reveal: SentReveal, verdicts: Collection[Verdict], needed: int) -> bool:
     """Whether nodes contradict each other: one reports the nullifier as spent, another one has checked the message.
 
-    A new proof is of use only if the report is false. It is false if enough nodes have accepted or refused the message.
+    A new proof helps only if the report is wrong, as it is if enough nodes have accepted or refused the message.
     """
     checked = sum(verdict is Verdict.ACCEPTED or verdict in MESSAGE_REFUSALS for verdict in verdicts)
     return Verdict.SPENT in verdicts and reveal.row.last_outcome in _CHECKED_OUTCOMES and checked < needed
