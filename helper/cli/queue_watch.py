@@ -181,17 +181,17 @@ def _number_line(row: RoundOverview, now: float, *, is_wide: bool) -> Text:
     else:
         counts = ", ".join(f"{number} {name}" for name, number in zip(_COUNT_HEADINGS, numbers, strict=True))
         text = f"{row.round_id[:8]} {status}, {ends}: {counts}, {format_duration(needed)} needed"
-    return Text(text, _urgency_style(row, left, needed))
+    return Text(text, _urgency_style(row, left))
 
 
 def _format_row(name: str, status: str, ends: str, numbers: Sequence[str], needed: str) -> str:
     return f"{name:<9} {status:<9} {ends:>8} " + "".join(f"{number:>8}" for number in numbers) + f" {needed:>8}"
 
 
-def _urgency_style(row: RoundOverview, left: float, needed: float | None) -> str:
-    if row.failed or (needed is not None and needed > left):
+def _urgency_style(row: RoundOverview, left: float) -> str:
+    if row.failed or row.outlook == "short":
         return "red"
-    return "yellow" if _is_open(row) and left < _ENDING_SOON_SECONDS else ""
+    return "yellow" if row.outlook == "tight" or (_is_open(row) and left < _ENDING_SOON_SECONDS) else ""
 
 
 def _due_chart_lines(row: RoundOverview, width: int, *, ascii_only: bool) -> Iterator[Text]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 from helper.core.json_records import fact
 from helper.core.share import SHARE_COUNT
@@ -186,6 +186,12 @@ def forecast_work(end: float, unproven: int, minutes: Sequence[int], later: int,
     return RoundWork(end, due)
 
 
+Outlook = Literal["enough", "tight", "short"]
+"""Whether there is enough time to reveal the shares of a round; tight: enough only without longer interruptions."""
+TIGHT_SLACK_FRACTION: Final = 0.2
+"""The time is tight if the slack is less than this fraction of the time left."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrainResult:
     """When a round's shares are revealed.
@@ -205,6 +211,12 @@ class DrainResult:
     unfinished: float
     slack_seconds: float
     max_backlog: float
+
+    def outlook(self, seconds_left: float) -> Outlook:
+        """Whether the shares are revealed before the end of the round, in `seconds_left`."""
+        if self.slack_seconds < 0:
+            return "short"
+        return "tight" if self.slack_seconds < TIGHT_SLACK_FRACTION * seconds_left else "enough"
 
 
 @dataclass(slots=True)

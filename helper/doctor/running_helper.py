@@ -230,8 +230,6 @@ def evaluate_failures(queue: QueueSnapshot) -> list[CheckResult]:
     return results
 
 
-TIGHT_FRACTION: Final = 0.8
-"""Fraction of the remaining time above which a round is reported as tight."""
 _OTHER_HELPERS: Final = "Wallets send each share to several helpers, so another helper may still reveal the rest."
 
 
@@ -305,9 +303,10 @@ def _evaluate_round(
     if excess and seconds_needed <= seconds_left:
         text += f"; {excess} shares more than can be processed are due shortly before the end"
         return fail(subject, text, speed_advice, **facts, too_many_at_the_end=excess)
-    if drained.slack_seconds < 0:
+    outlook = drained.outlook(seconds_left)
+    if outlook == "short":
         return fail(subject, f"{text}; about {excess} will not be revealed", speed_advice, **facts)
-    if seconds_needed > TIGHT_FRACTION * seconds_left:
+    if outlook == "tight":
         return warn(subject, text, f"The round ends soon. {speed_advice}", **facts)
     return ok(subject, text, **facts)
 

@@ -17,7 +17,7 @@ import structlog
 
 from helper.chain.chain_data import ENDED_STATUSES, Round
 from helper.core.json_records import HEX_32, fact
-from helper.core.load_forecast import DrainResult, ProofRate, forecast_work, simulate_drain
+from helper.core.load_forecast import DrainResult, Outlook, ProofRate, forecast_work, simulate_drain
 from helper.core.share import ShareState
 from helper.errors import HelperError
 from helper.observability.service_state import ServiceState, StatusSource, TimingSummary
@@ -314,6 +314,11 @@ class RoundOverview:
     due_per_minute: Sequence[int] = fact("Shares due in each of the next 60 minutes; the first includes overdue ones.")
     later: int = fact("Shares due after that.")
     seconds_needed: float | None = fact("Time to reveal the waiting shares; null while the time of a proof is unknown.")
+    outlook: Outlook | None = fact(
+        "Whether the time is enough, tight or too short to reveal the waiting shares; null if none wait, or while the"
+        " time of a proof is unknown.",
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +363,7 @@ def build_overview(queue: QueueSnapshot, service: ServiceState) -> Overview:
 
 
 def _build_round(row: RoundSnapshot, forecast: DrainResult | None, now: float) -> RoundOverview:
-    counts = row.counts
+    counts, left = row.counts, row.vote_end_time - now
     return RoundOverview(
         round_id=row.round_id,
         vote_end_time=row.vote_end_time,
@@ -370,7 +375,8 @@ def _build_round(row: RoundSnapshot, forecast: DrainResult | None, now: float) -
         failed=counts.failed,
         due_per_minute=row.due_per_minute,
         later=row.later,
-        seconds_needed=None if forecast is None else round(row.vote_end_time - now - forecast.slack_seconds, 1),
+        seconds_needed=None if forecast is None else round(left - forecast.slack_seconds, 1),
+        outlook=forecast.outlook(left) if forecast is not None and counts.unproven else None,
     )
 
 

@@ -154,6 +154,7 @@ const state = () => {
               due_per_minute: due,
               later: 0,
               seconds_needed: 2_280 - tick,
+              outlook: "enough",
             },
             {
               round_id: hex(5),
@@ -167,6 +168,7 @@ const state = () => {
               due_per_minute: Array(60).fill(0),
               later: 0,
               seconds_needed: 0,
+              outlook: null,
             },
             {
               round_id: hex(8),
@@ -180,6 +182,7 @@ const state = () => {
               due_per_minute: due.map((n) => n >> 2),
               later: 210,
               seconds_needed: 3_540,
+              outlook: "short",
             },
             {
               round_id: hex(6),
@@ -205,6 +208,7 @@ const state = () => {
               due_per_minute: Array(60).fill(0),
               later: 0,
               seconds_needed: 0,
+              outlook: null,
             },
           ],
     lateness_ms: { start: { p50: 3.2, p99: 41 }, broadcast: { p50: 5_480, p99: 11_900 } },

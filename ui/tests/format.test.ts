@@ -108,15 +108,15 @@ describe("backlog", () => {
     due_per_minute: Array.from({ length: 60 }, (_, minute) => (minute < 2 ? 200 : 0)),
     later: 0,
     seconds_needed: 2_280,
+    outlook: "tight",
   };
 
   it.each([
-    [6_000, {}, "enough"],
-    [6_940, {}, "tight"],
-    [8_000, {}, "short"],
+    [6_000, {}, "tight"],
+    [6_000, { outlook: "short" as const }, "short"],
     [10_000, {}, "ended"],
     [6_000, { status: TALLYING }, "ended"],
-    [6_000, { seconds_needed: null }, "unknown"],
+    [6_000, { seconds_needed: null, outlook: null }, "unknown"],
     [6_000, { waiting: 0, proving: 0, seconds_needed: 0 }, "nothing"],
   ])("at %d with %j is %s", (now, changed, verdict) => {
     expect(backlog({ ...round, ...changed }, now)).toMatchObject({ verdict });

@@ -197,6 +197,7 @@ describe("the queue", () => {
         due_per_minute: new Array(60).fill(0),
         later: 400,
         seconds_needed: 2_280,
+        outlook: "tight",
       },
     ],
     lateness_ms: { start: { p50: 3, p99: 4 }, broadcast: { p50: null, p99: null } },

@@ -51,6 +51,7 @@ ROUND: dict[str, Any] = {
     "due_per_minute": [1, 0, 8, *[2] * 57],
     "later": 120,
     "seconds_needed": 2280.0,
+    "outlook": "enough",
 }
 STATE: dict[str, Any] = {
     "at": NOW + 0.5,
@@ -157,6 +158,18 @@ def test_render_shows_rounds_with_open_shares_first() -> None:
     assert [line.split()[0] for line in lines[9:16:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next end is first"
     assert lines[15].split()[7] == "1", "rounds with failures come before rounds without"
     assert [line.split()[2] for line in lines[15:]] == ["ended"] * 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "color"),
+    [({}, None), ({"outlook": "tight"}, "33"), ({"outlook": "short"}, "31"), ({"failed": 1}, "31")],
+)
+def test_render_colors_rounds_by_outlook(changed: dict[str, Any], color: str | None) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, height=30, force_terminal=True, color_system="standard")
+    console.print(create_screen(changed_state(rounds=[{**ROUND, **changed}])))
+    (line,) = [line for line in out.getvalue().splitlines() if "3fa2c9d1" in line and "active" in line]
+    assert (f"\x1b[{color}m" in line) if color else ("\x1b[3" not in line)
 
 
 def test_render_omits_closed_rounds_without_shares() -> None:

@@ -63,6 +63,7 @@ async def test_overview_contains_sums_and_no_single_share() -> None:
         "due_per_minute": [3, 4, *[0] * 58],
         "later": 3,
         "seconds_needed": 1.2,
+        "outlook": "enough",
     }
     assert overview["paused"] == "the circuit is refused"
     assert overview["provers"] == {"slots": 2, "busy": 1, "seconds_per_proof": 0.2}
@@ -77,7 +78,7 @@ async def test_overview_busy_provers_never_exceed_slots() -> None:
 async def test_overview_before_first_proof_omits_time_needed() -> None:
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
     (row,) = (await overview_of(known, now=1.0, proof={"p50_ms": None}))["rounds"]
-    assert (row["seconds_needed"], row["due_per_minute"]) == (None, [0] * 60)
+    assert (row["seconds_needed"], row["outlook"], row["due_per_minute"]) == (None, None, [0] * 60)
 
 
 async def test_overview_time_needed_includes_rounds_that_end_earlier() -> None:
@@ -90,4 +91,11 @@ async def test_overview_time_needed_exceeds_time_left_if_shares_are_due_too_late
     known = [Round(ROUND, RoundStatus.ACTIVE, 1000 + 1200, (), 1)]
     due_ahead = {ROUND: DueForecast((*[0] * 19, 700, *[0] * 40), 0)}
     (row,) = (await overview_of(known, {ROUND: {ShareState.WAITING: 700}}, due_ahead))["rounds"]
-    assert row["seconds_needed"] == 1200 + (700 - 60 * 10) / 10
+    assert (row["seconds_needed"], row["outlook"]) == (1200 + (700 - 60 * 10) / 10, "short")
+
+
+@pytest.mark.parametrize(("waiting", "outlook"), [(0, None), (8000, "enough"), (8001, "tight"), (10_001, "short")])
+async def test_overview_outlook(waiting: int, outlook: str | None) -> None:
+    known = [Round(ROUND, RoundStatus.ACTIVE, 1000 + 1000, (), 1)]
+    (row,) = (await overview_of(known, {ROUND: {ShareState.WAITING: waiting}}))["rounds"]
+    assert row["outlook"] == outlook

@@ -1,8 +1,8 @@
 /** Compares the time needed for the remaining proofs with the remaining time. */
 
-import { ACTIVE, PENDING, type QueueRound } from "./types";
+import { ACTIVE, type Outlook, PENDING, type QueueRound } from "./types";
 
-export type Verdict = "nothing" | "ended" | "unknown" | "enough" | "tight" | "short";
+export type Verdict = "nothing" | "ended" | "unknown" | Outlook;
 
 export interface Backlog {
   verdict: Verdict;
@@ -15,8 +15,6 @@ export interface Backlog {
   load: number;
 }
 
-const TIGHT = 0.7;
-
 export function backlog(round: QueueRound, now: number): Backlog {
   const left = round.waiting + round.proving;
   const remaining = Math.max(0, round.vote_end_time - now);
@@ -27,9 +25,7 @@ export function backlog(round: QueueRound, now: number): Backlog {
   function decide(): Verdict {
     if (left === 0) return "nothing";
     if (remaining === 0 || round.status !== ACTIVE) return "ended";
-    if (needed === null) return "unknown";
-    if (needed >= remaining) return "short";
-    return needed > TIGHT * remaining ? "tight" : "enough";
+    return round.outlook ?? "unknown";
   }
 }
 

@@ -76,6 +76,8 @@ export interface Percentiles {
   p99: number | null;
 }
 
+export type Outlook = "enough" | "tight" | "short";
+
 export interface QueueRound {
   round_id: string;
   vote_end_time: number;
@@ -89,6 +91,8 @@ export interface QueueRound {
   due_per_minute: number[];
   later: number;
   seconds_needed: number | null;
+  /** Decided by the helper; null if no shares wait, or while the time of a proof is unknown. */
+  outlook: Outlook | null;
 }
 
 export interface QueueState {
