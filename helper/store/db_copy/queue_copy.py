@@ -2,7 +2,8 @@
 
 At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
 first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.
-After an interruption the same command begins again: it first deletes what the target contains.
+After an interruption the same command begins again: it first deletes what the target contains. Once the source is
+marked, it only compares again, because the source may then be erased at any time.
 """
 
 from __future__ import annotations
@@ -73,19 +74,16 @@ def copy_queue(
     source.lock_exclusive()
     target.lock_exclusive()
     earlier = _check_target(source, target)
-    moved = source.get_mark(MOVED_KEY)
-    if moved is not None and moved.is_erased:  # after the comparison, so that the target has every row
-        with target.write_transaction():
-            target.set_mark(UNFINISHED_KEY, None)
-        live, confirmed = _count_live_and_confirmed(target.read_counters())
-        return CopyResult(live=live, confirmed=confirmed, locked_seconds=clock.monotonic() - began)
-    mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, int(clock.now()))
+    moved = source.get_mark(MOVED_KEY)  # if there is one, the target had every row when it was written
+    written, compared = 0, SourceRows(source, clock, on_progress)
     try:
-        target.begin_copy(mark, source.read_page(META, ()))
-        target.delete_rows()
-        copied = SourceRows(source, clock, on_progress)
-        _copy_rows(copied, target)
-        _compare_rows(SourceRows(source, clock, on_progress), target, copied.counts)
+        if moved is None:
+            mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, int(clock.now()))
+            target.begin_copy(mark, source.read_page(META, ()))
+            target.delete_rows()
+            written = _copy_rows(SourceRows(source, clock, on_progress), target)
+        if moved is None or not moved.is_erased:
+            _compare_rows(compared, target)
         if moved is None:
             with source.write_transaction():
                 source.set_mark(MOVED_KEY, CopyMark(mark.id, target.label, int(clock.now())))
@@ -94,13 +92,13 @@ def copy_queue(
     except (HelperError, KeyboardInterrupt):
         on_progress("the move is not finished: run the same command again")
         raise
-    live, confirmed = _count_live_and_confirmed(copied.counts)
+    live, confirmed = _count_live_and_confirmed(target.read_counters())
     return CopyResult(
-        written=copied.number,
+        written=written,
         live=live,
         confirmed=confirmed,
-        damaged=copied.damaged,
-        uncounted=sum(source.read_counters().values()) - live - confirmed - len(copied.damaged),
+        damaged=compared.damaged,
+        uncounted=sum(source.read_counters().values()) - compared.counts.total() - len(compared.damaged),
         locked_seconds=clock.monotonic() - began,
     )
 
@@ -151,7 +149,8 @@ def _check_source(source: CopyEndpoint, mark: CopyMark | None) -> None:
         refuse_marked(source.fetch_all("get_marks"), source.label)
 
 
-def _copy_rows(rows: SourceRows, target: CopyEndpoint) -> None:
+def _copy_rows(rows: SourceRows, target: CopyEndpoint) -> int:
+    """Copy all rows. Returns their number."""
     for table in TABLES:
         for page in rows.read_pages(table):
             if table is not META:  # copied together with the mark
@@ -159,10 +158,11 @@ def _copy_rows(rows: SourceRows, target: CopyEndpoint) -> None:
     with target.write_transaction():
         target.end_copy()
     rows.report("copied")
+    return rows.number
 
 
-def _compare_rows(rows: SourceRows, target: CopyEndpoint, counts: Counter[tuple[int, int]]) -> None:
-    """Compare all rows, and the counters with the copied shares.
+def _compare_rows(rows: SourceRows, target: CopyEndpoint) -> None:
+    """Compare all rows, and the counters with the shares.
 
     Raises:
         StoreCopyDiffers: the target differs from the source.
@@ -172,7 +172,7 @@ def _compare_rows(rows: SourceRows, target: CopyEndpoint, counts: Counter[tuple[
         pages = rows.read_pages(table), target.read_pages(table)
         if any(row != other for row, other in zip_longest(*map(chain.from_iterable, pages))):
             differing.append(table.name)
-    if target.read_counters() != counts:
+    if target.read_counters() != rows.counts:
         differing.append("the share counts")
     if differing:
         raise StoreCopyDiffers(f"{target.label} differs from {rows.source.label}: {', '.join(differing)}")

@@ -405,6 +405,34 @@ async def test_source_erased_between_marks_is_not_copied_again(
     await open_store(target)
 
 
+async def test_repetition_of_a_copy_between_marks_may_be_interrupted_too(
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = filled
+    before = read_all_rows(source)
+    ends = create_endpoint(source), create_endpoint(target)
+    set_mark = ends[1].set_mark
+
+    def cut(name: str, mark: CopyMark | None) -> None:
+        if (name, mark) == (UNFINISHED_KEY, None):
+            raise KeyboardInterrupt
+        set_mark(name, mark)
+
+    monkeypatch.setattr(ends[1], "set_mark", cut)
+    with pytest.raises(KeyboardInterrupt):
+        migrate_between(ends)
+    ends = create_endpoint(source), create_endpoint(target)
+    interrupt_after(ends, 5)  # has fewer transactions, unless it copies again
+    with suppress(KeyboardInterrupt):
+        migrate_between(ends)
+    with closing(create_endpoint(source)) as endpoint:
+        erase_source(endpoint)
+    with suppress(StoreMoved):  # the repetition has finished the move
+        migrate(source, target)
+    assert read_all_rows(target) == before
+    await open_once_unlocked(open_store, target)
+
+
 TAMPERING_STATEMENTS = {
     "a due time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
     "a share": "DELETE FROM shares WHERE state = 3",
