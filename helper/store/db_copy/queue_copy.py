@@ -262,10 +262,16 @@ def undo_copy(source: CopyEndpoint) -> None:
     """Remove the mark, so that a helper can use the source again.
 
     Raises:
-        StoreForeign: the database is not marked as moved.
+        StoreForeign: the database is not marked as moved, or its rows were erased.
         StoreLocked: a process uses it.
     """
-    _lock_moved(source)
+    mark = _lock_moved(source)
+    if mark.is_erased:
+        raise StoreForeign(
+            f"the data of {source.label} was erased after the queue had been moved to {mark.other}",
+            advice="Nothing was changed. To move the queue back, run `svote-helper db copy --to` with that database "
+            "as the source. If that database is lost, use a new one.",
+        )
     with source.write_transaction():
         source.set_mark(MOVED_KEY, None)
 

@@ -587,6 +587,8 @@ async def test_erase_migrated_source_allows_migration_back(filled: BackendPair, 
     endpoint = create_endpoint(source)
     erase_source(endpoint)
     endpoint.close()
+    with closing(create_endpoint(source)) as erased, pytest.raises(StoreForeign, match="was erased"):
+        undo_copy(erased)
 
     assert {name for name, rows in read_all_rows(source).items() if rows} == {"meta"}
     if isinstance(source, SqliteBackend):
