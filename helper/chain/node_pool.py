@@ -584,12 +584,25 @@ class ReadOnlyNodePool:
             ChainResponseError: no node succeeded, and at least one returned an invalid response.
             ChainUnavailable: no node responded.
         """
+        (result,) = await self._call(fn, 1)
+        return result
+
+    async def call_each(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T]:
+        """Like `call`, but return the results of all nodes that succeed."""
+        return await self._call(fn, len(self._clients))
+
+    async def _call(self, fn: Callable[[ChainClient], Awaitable[T]], limit: int) -> list[T]:
+        results: list[T] = []
         errors: dict[str, ChainError] = {}
         for node in sorted(self.node_pool.usable_nodes, key=lambda node: self._clients[node].is_slow):
             try:
-                return await fn(self._clients[node])
+                results.append(await fn(self._clients[node]))
             except ChainError as error:
                 errors[node.name] = error
+            if len(results) == limit:
+                break
+        if results:
+            return results
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         message = f"no chain node responded ({reasons or 'none is in sync'})"
         pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]

@@ -1,7 +1,7 @@
 """Archives the documents of each finished round, and audits it, once the archive has all its blocks.
 
 The work is done by a process of low priority (`audit/round_process.py`), one round at a time, so it delays neither
-shares nor proofs. The requests depend only on the chain's list of rounds.
+shares nor proofs. The requests depend only on the nodes' lists of rounds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -54,7 +55,7 @@ class FinishedRounds:
     """Archives and audits finished rounds.
 
     Args:
-        pool: the nodes, whose list of rounds is read; closed at the end.
+        pool: the nodes, whose lists of rounds are read; closed at the end.
     """
 
     def __init__(
@@ -114,16 +115,19 @@ class FinishedRounds:
         if self._done is None:
             names = await self._bucket.list_names(AUDITS if self._audits else MANIFESTS)
             self._done = {round_id for name in names if (round_id := parse_round_object(name)) is not None}
-        listed = await self._pool.call(lambda client: client.rounds())
-        for known in listed.rounds:
-            if known.status is not RoundStatus.FINALIZED or known.round_id in self._done:
-                continue
-            finalized_at = self._finalized_at.setdefault(known.round_id, newest.height)
+        for round_id in await self._list_finalized() - self._done:
+            finalized_at = self._finalized_at.setdefault(round_id, newest.height)
             height = self._archived_height()
-            if height >= finalized_at + MARGIN_BLOCKS and self._clock.monotonic() >= self._retry_at.get(
-                known.round_id, 0.0
-            ):
-                await self._process_round(known.round_id, height)
+            if height >= finalized_at + MARGIN_BLOCKS and self._clock.monotonic() >= self._retry_at.get(round_id, 0.0):
+                await self._process_round(round_id, height)
+
+    async def _list_finalized(self) -> set[bytes]:
+        """The rounds that enough nodes list as finalized, because what is archived of a round is never replaced."""
+        lists = await self._pool.call_each(lambda client: client.rounds())
+        counts = Counter(
+            known.round_id for listed in lists for known in listed.rounds if known.status is RoundStatus.FINALIZED
+        )
+        return {round_id for round_id, count in counts.items() if count >= self._pool.node_pool.needed}
 
     async def _process_round(self, round_id: bytes, height: int) -> None:
         job = Job(config=self._worker_config, round=round_id.hex(), height=height)

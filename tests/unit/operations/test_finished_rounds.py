@@ -30,20 +30,23 @@ FIRST, SECOND = bytes([1]) * 32, bytes([2]) * 32
 
 
 class FakePool:
-    """The chain's list of rounds."""
+    """The lists of rounds of two nodes, of which one may be false."""
+
+    needed = 2
 
     def __init__(self) -> None:
         self.node_pool = self
         self.head: BlockHead | None = None
         self.statuses = {FIRST: RoundStatus.ACTIVE}
+        self.false_statuses: dict[bytes, RoundStatus] = {}
         self.is_unreachable = False
         self.is_closed = False
 
-    async def call(self, _: object) -> RoundList:
+    async def call_each(self, _: object) -> list[RoundList]:
         if self.is_unreachable:
             raise ChainUnavailable("away")
-        rounds = [Round(round_id, status, 1, (), 1) for round_id, status in self.statuses.items()]
-        return RoundList(rounds, {})
+        lists = ({**self.statuses, **self.false_statuses}, self.statuses)
+        return [RoundList([Round(*each, 1, (), 1) for each in statuses.items()], {}) for statuses in lists]
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -114,6 +117,16 @@ async def test_process_waits_for_the_end_of_the_round_and_its_blocks(worker: Fak
     setup.pool.statuses[SECOND] = RoundStatus.FINALIZED
     setup.archived_height = 299
     assert await setup.processed() == ["01", "02"]
+
+
+async def test_process_waits_until_enough_nodes_list_the_round_as_finalized(worker: FakeWorker) -> None:
+    setup = Setup(worker)
+    setup.pool.false_statuses[FIRST], setup.archived_height = RoundStatus.FINALIZED, 160
+    assert await setup.processed() == []
+    setup.pool.head, setup.pool.statuses[FIRST] = BlockHead("svote-1", 155, 0.0), RoundStatus.FINALIZED
+    assert await setup.processed() == [], "the tally may be in a block that is not archived"
+    setup.archived_height = 199
+    assert await setup.processed() == ["01"]
 
 
 async def test_process_gives_the_process_no_secret(worker: FakeWorker) -> None:
