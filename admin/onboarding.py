@@ -231,7 +231,7 @@ class AdminService:
         get_chain_facts: Callable[[], ChainFacts],
         clock: Clock,
         trusted_networks: Sequence[Network] = (),
-        get_audit: GetAudit = lambda _: None,
+        get_audit: GetAudit = lambda *_: None,
     ) -> None:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, ConfigFetcher(config_url), clock=clock)

@@ -17,6 +17,7 @@ from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable
+from helper.operations.archived_objects import digest_result
 
 log = structlog.get_logger("helper.admin")
 
@@ -33,8 +34,8 @@ MAX_TOTALS_PER_REFRESH: Final = 32
 MAX_CONCURRENT_QUERIES: Final = 4
 """Maximum number of concurrent queries for totals."""
 
-GetAudit = Callable[[bytes], AuditResponse | None]
-"""Returns the helper's audit of a round, None without one."""
+GetAudit = Callable[[bytes, str | None], AuditResponse | None]
+"""Returns the helper's audit of a round, given `digest_result` of what is shown of it; None without one."""
 
 RoundTotals = Mapping[tuple[int, int], int]
 """Totals of a round by proposal and option. The total of an absent option is 0."""
@@ -67,7 +68,7 @@ class RoundsView:
         *,
         clock: Clock,
         report_keys: Callable[[Mapping[bytes, bytes]], None],
-        get_audit: GetAudit = lambda _: None,
+        get_audit: GetAudit = lambda *_: None,
     ) -> None:
         self._chain = chain
         self._report_keys = report_keys
@@ -188,6 +189,7 @@ def _prepare_response(
 def _round_response(known: Round, totals: RoundTotals | None, get_audit: GetAudit) -> RoundResponse:
     if known.status != RoundStatus.FINALIZED:
         totals = None
+    shown = None if totals is None else digest_result(known, totals)
     return {
         "round_id": known.round_id.hex(),
         "status": known.status,
@@ -207,5 +209,5 @@ def _round_response(known: Round, totals: RoundTotals | None, get_audit: GetAudi
             }
             for proposal in known.proposals
         ],
-        "audit": get_audit(known.round_id) if known.status == RoundStatus.FINALIZED else None,
+        "audit": get_audit(known.round_id, shown) if known.status == RoundStatus.FINALIZED else None,
     }

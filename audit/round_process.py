@@ -11,19 +11,22 @@ import asyncio
 import os
 import sys
 import threading
+from contextlib import suppress
 
 import orjson
 
 from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
 from audit.node_source import NodeSource
+from audit.source import ROUND
 from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
+from helper.chain.rest_client import parse_round
 from helper.clock import Clock, SystemClock
-from helper.errors import ChainUnavailable, HelperError
+from helper.errors import ChainUnavailable, HelperError, InvalidResponse
 from helper.object_store import Bucket
 from helper.observability.log_config import configure
 from helper.operations.archive_reader import open_archive_bucket, read_finished_round
-from helper.operations.archived_objects import StoredAudit, audit_name
+from helper.operations.archived_objects import StoredAudit, audit_name, digest_result
 from helper.operations.finished_rounds import Job
 from helper.runtime.process_security import harden_process
 
@@ -55,7 +58,10 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
     if not job.config.archive.audit:
         return None
     completed = await audit_round(await open_archived_round(bucket, round_id, archived), round_id)
-    result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now())})
+    digest: str | None = None
+    with suppress(InvalidResponse):
+        digest = digest_result(parse_round(archived.documents[ROUND]), completed.totals)
+    result = StoredAudit.model_validate({**completed.result.to_json(), "at": int(clock.now()), "result": digest})
     await bucket.put(audit_name(round_id), result.to_line())
     return result.verdict
 

@@ -216,9 +216,12 @@ class Listeners:
             )
         return contextlib.closing(bind_tcp(settings.host, settings.port))
 
-    def _get_audit(self, round_id: bytes) -> AuditResponse | None:
+    def _get_audit(self, round_id: bytes, shown: str | None) -> AuditResponse | None:
+        """The audit of a round. One that passed belongs to no other result than the one that it has checked."""
         stored = None if self._audits is None else self._audits.get(round_id)
-        return None if stored is None else _audit_response(stored)
+        if stored is None or (stored.verdict == "passed" and stored.result != shown):
+            return None
+        return _audit_response(stored)
 
     def _metrics_server(self) -> Server:
         # Imported here, so that hosts without metrics do not load the library.

@@ -27,6 +27,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.block_reader import HistoryBlock
+from helper.chain.chain_data import Round
 from helper.chain.json_fields import limit_stored_values
 from helper.errors import InvalidResponse, ProofBundleError
 from helper.operations.proof_bundle import ChainId, Height, Hex32, TxHash
@@ -239,13 +240,35 @@ class StoredCheck(_StrictModel):
 
 
 class StoredAudit(_StrictModel):
-    """The result of the audit of a finished round. `at` is its time in Unix seconds."""
+    """The result of the audit of a finished round.
+
+    Attributes:
+        at: its time in Unix seconds.
+        result: `digest_result` of what was audited; None if the round's document has it in no known form.
+    """
 
     format: Literal["svote-helper archive audit 1"] = "svote-helper archive audit 1"
     round: Hex32
     at: int
     verdict: Literal["passed", "failed", "not_checked"]
     checks: list[StoredCheck]
+    result: Hex32 | None = None
+
+
+def digest_result(known: Round, totals: Mapping[tuple[int, int], int]) -> str:
+    """Return the SHA-256 (hex) of what is shown of a finished round: titles, labels and totals, 0 if missing."""
+    shown = [
+        [
+            proposal.id,
+            proposal.title,
+            [
+                [option, label, totals.get((proposal.id, option), 0)]
+                for option, label in zip(proposal.options, proposal.labels, strict=True)
+            ],
+        ]
+        for proposal in known.proposals
+    ]
+    return sha256(orjson.dumps(shown)).hexdigest()
 
 
 def encode_block(block: HistoryBlock) -> bytes:

@@ -133,8 +133,9 @@ class AdminStack:
         self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
         self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
         self.audits: dict[bytes, AuditResponse] = {}
+        self.shown: dict[bytes, str | None] = {}
         self.rounds = RoundsView(
-            self.staking, clock=self.clock, report_keys=self.config.compare_keys, get_audit=self.audits.get
+            self.staking, clock=self.clock, report_keys=self.config.compare_keys, get_audit=self._get_audit
         )
         routes = AdminRoutes(
             self.registry,
@@ -147,6 +148,10 @@ class AdminStack:
         )
         self._app = routes.app()
         self.client = self.create_client("192.0.2.7")
+
+    def _get_audit(self, round_id: bytes, shown: str | None) -> AuditResponse | None:
+        self.shown[round_id] = shown
+        return self.audits.get(round_id)
 
     async def _resolve(self, host: str, _port: int) -> list[str]:
         if host not in self.addresses:

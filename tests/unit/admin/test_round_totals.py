@@ -22,6 +22,8 @@ from admin.round_totals import (
     MAX_TOTALS_PER_REFRESH,
     REFRESH_SECONDS,
 )
+from helper.chain.rest_client import parse_round
+from helper.operations.archived_objects import digest_result
 from tests.conftest import read_recorded_lines
 from tests.unit.admin.fixtures import CONFIG_URL, AdminStack, open_admin_stack
 
@@ -205,6 +207,27 @@ async def test_get_rounds_shows_the_audit_of_finalized_rounds_only(stack: AdminS
     await stack.rounds.refresh()
     shown = {entry["round_id"]: entry["audit"] for entry in await get_rounds(stack)}
     assert shown == {round_id_of(1).hex(): audit, round_id_of(2).hex(): None, round_id_of(3).hex(): None}
+
+
+async def test_get_rounds_asks_for_the_audit_of_what_it_shows(stack: AdminStack) -> None:
+    round_id = round_id_of(1)
+    swapped = [{"index": 0, "label": "Oppose"}, {"index": 1, "label": "Support"}]
+    digests: list[str | None] = []
+    for total, options in ((None, None), (7, None), (8, None), (7, swapped)):
+        listed = listed_round(1)
+        if options is not None:
+            listed["proposals"][0]["options"] = options
+        stack.staking.listed = []
+        await stack.rounds.refresh()
+        stack.staking.listed = [listed]
+        if total is not None:
+            votes = [{"proposal_id": 1, "vote_decision": 0, "total_value": total}]
+            stack.staking.totals_by_round = {round_id: votes}
+        await stack.rounds.refresh()
+        digests.append(stack.shown[round_id])
+    assert digests[0] is None
+    assert digests[1] == digest_result(parse_round({"round": listed_round(1)}), {(1, 0): 7})
+    assert len({*digests}) == len(digests), "another total, and exchanged labels"
 
 
 async def test_refresh_with_huge_rounds_serves_a_bounded_body(stack: AdminStack) -> None:

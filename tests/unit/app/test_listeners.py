@@ -182,14 +182,16 @@ async def test_inherited_socket_that_contradicts_unix_socket_is_refused(tmp_path
 
 
 async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket, round_id, clock = MemoryBucket(), bytes(range(32)), FakeClock()
+    bucket, round_id, other_id, clock = MemoryBucket(), bytes(range(32)), b"o" * 32, FakeClock()
     monkeypatch.setattr("helper.app.listeners.open_archive_bucket", lambda *_: bucket)
     checks = [
         StoredCheck(id="A1", verdict="passed", why="", count=2),
         StoredCheck(id="B1", verdict="failed", why="x" * 400, count=1),
     ]
     stored = StoredAudit(round=round_id.hex(), at=7, verdict="failed", checks=checks)
-    await bucket.put(audit_name(round_id), stored.model_dump_json().encode())
+    passed = StoredAudit(round=other_id.hex(), at=8, verdict="passed", checks=checks[:1], result="ab" * 32)
+    for each in (stored, passed):
+        await bucket.put(audit_name(bytes.fromhex(each.round)), each.to_line())
     for audit in (True, False):
         config = create_config(
             helper={"db_path": str(tmp_path / "q.db")}, archive={"place": "s3://bucket/proofs", "audit": audit}
@@ -198,13 +200,15 @@ async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.
         assert ("audit results" in listeners.auxiliary_tasks) is audit
         assert (listeners._audits is not None) is audit
         if listeners._audits is None:
-            assert listeners._get_audit(round_id) is None
+            assert listeners._get_audit(round_id, None) is None
             continue
         await listeners._audits.refresh()
-        assert listeners._get_audit(round_id) == {
+        assert listeners._get_audit(round_id, None) == {
             "at": 7,
             "verdict": "failed",
             "passed": 1,
             "others": [{"id": "B1", "verdict": "failed", "why": "x" * 300}],
         }
-        assert listeners._get_audit(bytes(32)) is None
+        assert listeners._get_audit(bytes(32), None) is None
+        for shown, is_audited in ((None, False), ("cd" * 32, False), ("ab" * 32, True)):
+            assert (listeners._get_audit(other_id, shown) is not None) is is_audited

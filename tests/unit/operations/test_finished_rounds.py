@@ -10,13 +10,15 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from audit.documents import parse_results
 from audit.round_process import run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
+from helper.chain.rest_client import parse_round
 from helper.config.sections import ArchiveSection, ChainSection, Config, OperatorSection
 from helper.errors import AuditError, BucketError, ChainUnavailable, ProofBundleError
 from helper.operations.archive_reader import AuditResults
-from helper.operations.archived_objects import StoredAudit, audit_name, manifest_name, parse_object
+from helper.operations.archived_objects import StoredAudit, audit_name, digest_result, manifest_name, parse_object
 from helper.operations.finished_rounds import RETRY_SECONDS, FinishedRounds, Job, run_worker_process
 from tests.support.audit_rounds import threshold_round
 from tests.support.bucket import MemoryBucket
@@ -254,6 +256,9 @@ async def test_run_job_audits_an_archived_round() -> None:
     stored = parse_object(StoredAudit, bucket.objects[audit_name(source.round_id)].body)
     assert (stored.round, stored.at, stored.verdict) == (source.round_id.hex(), int(clock.now()), "not_checked")
     assert [check.id for check in stored.checks if check.verdict != "passed"] == ["E"]
+    known = parse_round(await source.document("round"))
+    totals = parse_results(await source.document("results"), source.round_id)
+    assert (stored.result, any(totals.values())) == (digest_result(known, totals), True)
     archives_only = CONFIG.model_copy(update={"archive": CONFIG.archive.model_copy(update={"audit": False})})
     assert await run_job(job.model_copy(update={"config": archives_only}), bucket, clock) is None
 
