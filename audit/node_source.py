@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Final, TypeVar
 
@@ -22,13 +22,17 @@ from audit.transactions import decode_partial_entry, is_of_round
 from helper.chain.chain_data import Block, LeafBlock
 from helper.chain.json_fields import Fields
 from helper.chain.node import Node
-from helper.chain.node_pool import ReadOnlyNodePool, gather_limited
+from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS
+from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import RpcClient
 from helper.errors import AuditError, ChainError, ChainUnavailable
 
 T = TypeVar("T")
+
+PROBE_SECONDS: Final = 5.0
+"""Seconds between two probes of the nodes."""
 
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each further attempt while no node responds."""
@@ -40,6 +44,21 @@ _CONCURRENT_REQUESTS: Final = 8
 _MAX_STORED_PARTIALS: Final = 10_000  # One request each. A chain has tens of validators and options.
 _HEAD_ATTEMPTS: Final = 10
 _HEAD_SECONDS: Final = 1.0
+
+
+@asynccontextmanager
+async def open_readers(
+    nodes: NodePool, *, timeout: float = DEFAULT_TIMEOUT_SECONDS
+) -> AsyncGenerator[ReadOnlyNodePool]:
+    """Open readers of nodes, and probe the nodes meanwhile: one whose newest block is old is not used."""
+    readers = ReadOnlyNodePool(nodes, timeout=timeout)
+    monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
+    try:
+        yield readers
+    finally:
+        monitoring.cancel()
+        await asyncio.gather(monitoring, return_exceptions=True)
+        await readers.aclose()
 
 
 class NodeSource:

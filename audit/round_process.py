@@ -17,9 +17,9 @@ import orjson
 
 from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
-from audit.node_source import NodeSource
+from audit.node_source import NodeSource, open_readers
 from audit.source import ROUND
-from helper.chain.node_pool import ReadOnlyNodePool, create_node_pool
+from helper.chain.node_pool import create_node_pool
 from helper.chain.rest_client import parse_round
 from helper.clock import Clock, SystemClock
 from helper.errors import ChainUnavailable, HelperError, InvalidResponse
@@ -44,16 +44,15 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
     archived = await read_finished_round(bucket, round_id)
     if archived is None:
         pool = create_node_pool(job.config, clock)
-        readers = ReadOnlyNodePool(pool, timeout=job.config.chain.timeout_seconds)
         try:
             await pool.probe_all()
             if pool.chain_id is None:  # the archive is kept under it
                 raise ChainUnavailable("too few nodes report the same chain id")
-            archived = await archive_documents(
-                bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id, height=job.height
-            )
+            async with open_readers(pool, timeout=job.config.chain.timeout_seconds) as readers:
+                archived = await archive_documents(
+                    bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id, height=job.height
+                )
         finally:
-            await readers.aclose()
             await pool.aclose()
     if not job.config.archive.audit:
         return None

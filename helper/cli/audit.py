@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext
@@ -19,7 +18,7 @@ from audit.check_results import CHECKS, summarize
 from audit.evidence import EvidenceSource, RecordingSource
 from audit.html_report import create_report, own_share_rows
 from audit.live_round import BlockCache, RoundFollower
-from audit.node_source import NodeSource
+from audit.node_source import NodeSource, open_readers
 from audit.own_shares import MAX_FILE_BYTES, ShareFile, read_share_file
 from audit.source import AuditSource, DataMissing
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool
@@ -41,9 +40,6 @@ from helper.operations.archived_objects import parse_round_directory
 from helper.runtime.process_security import acting_as_owner
 from helper.server.operator_parameters import parse_hex32
 from helper.store.models import MIN_REF_CHARS
-
-PROBE_SECONDS: Final = 5.0
-"""Seconds between two checks of the nodes."""
 
 _MIN_PREFIX: Final = 6
 _ID_CHARS: Final = 64
@@ -189,7 +185,7 @@ async def _open_source(options: AuditOptions) -> AsyncIterator[_Opened]:
         async with _open_archived_round(options.config, text) as opened:
             yield opened
         return
-    async with open_node_pool(options.config) as nodes, _monitored(nodes) as readers:
+    async with open_node_pool(options.config) as nodes, open_readers(nodes) as readers:
         round_id = await _find_round(nodes, text)
         source = NodeSource(readers, round_id)
         if options.cache is None and not options.follow:
@@ -210,22 +206,9 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
     if archived is not None:
         yield _Opened(await open_archived_round(bucket, round_id, archived), round_id)
         return
-    async with open_node_pool(config) as nodes, _monitored(nodes) as readers:
+    async with open_node_pool(config) as nodes, open_readers(nodes) as readers:
         source = NodeSource(readers, round_id)
         yield _Opened(ArchiveSource(bucket, round_id, source), round_id)
-
-
-@asynccontextmanager
-async def _monitored(nodes: NodePool) -> AsyncIterator[ReadOnlyNodePool]:
-    """Probe the nodes in the background: a node whose newest block is old is not used. Yields their readers."""
-    readers = ReadOnlyNodePool(nodes)
-    monitoring = asyncio.create_task(nodes.monitor(PROBE_SECONDS))
-    try:
-        yield readers
-    finally:
-        monitoring.cancel()
-        await asyncio.gather(monitoring, return_exceptions=True)
-        await readers.aclose()
 
 
 async def _find_round(nodes: NodePool, text: str) -> bytes:

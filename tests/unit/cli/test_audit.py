@@ -55,7 +55,7 @@ CREATE_READERS = node_pool.ReadOnlyNodePool
 def use_transport(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport) -> None:
     """Replace the network of all node clients."""
     monkeypatch.setattr(node_pool, "create_nodes", partial(CREATE_NODES, transport=transport))
-    monkeypatch.setattr("helper.cli.audit.ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
+    monkeypatch.setattr("audit.node_source.ReadOnlyNodePool", partial(CREATE_READERS, transport=transport))
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ def test_audit_cache_stores_no_unknown_results(nodes: RecordedNodes, run: Run) -
 def let_round_run(nodes: RecordedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the round begin with 50 blocks. Each request for it adds blocks, the last one also finalizes it."""
     monkeypatch.setattr("audit.live_round.FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr("helper.cli.audit.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("audit.node_source.PROBE_SECONDS", 0.01)
     known, blocks = nodes.source.documents["round"]["round"], nodes.source.block_list
     known["status"], nodes.source.block_list = 1, blocks[:50]
     steps = iter((100, 130, len(blocks)))

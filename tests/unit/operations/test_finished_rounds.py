@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from audit.documents import parse_results
+from audit.node_source import PROBE_SECONDS
 from audit.round_process import run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
@@ -25,6 +26,7 @@ from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 from tests.support.fakes import wait_until
 from tests.support.round_archive import archive_round
+from tests.unit.chain.fakes import create_network
 
 pytestmark = pytest.mark.anyio
 
@@ -261,6 +263,25 @@ async def test_run_job_audits_an_archived_round() -> None:
     assert (stored.result, any(totals.values())) == (digest_result(known, totals), True)
     archives_only = CONFIG.model_copy(update={"archive": CONFIG.archive.model_copy(update={"audit": False})})
     assert await run_job(job.model_copy(update={"config": archives_only}), bucket, clock) is None
+
+
+async def test_run_job_reads_nodes_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, _, pool = create_network("a", "b")
+    usable: list[int] = []
+
+    async def read_slowly(*_: object, **__: object) -> None:
+        for _step in range(30):
+            clock.advance(PROBE_SECONDS)
+            for _iteration in range(20):
+                await asyncio.sleep(0)
+        usable.append(len(pool.usable_nodes))
+        raise ChainUnavailable("the end of the test")
+
+    monkeypatch.setattr("audit.round_process.create_node_pool", lambda *_: pool)
+    monkeypatch.setattr("audit.round_process.archive_documents", read_slowly)
+    with pytest.raises(ChainUnavailable, match="the end of the test"):
+        await run_job(JOB, MemoryBucket(), clock)
+    assert usable == [2]
 
 
 # ---------------------------------------------------------------------- results
