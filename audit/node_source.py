@@ -163,8 +163,14 @@ class NodeSource:
             if document is None:
                 raise DataMissing("no such round")
             created = Fields(document, "response").child("round").uint("created_at_height", maximum=2**62)
-            last = self._node_pool.greatest_height
-            self._leaves = await self._call(lambda client: client.leaves(self._round_id, created, last))
+
+            async def read(client: ChainClient) -> list[LeafBlock]:
+                head = self._node_pool.head  # agreed: a page has few of the heights that one node may claim
+                if head is None:
+                    raise ChainUnavailable("no node is in sync")
+                return await client.leaves(self._round_id, created, head.height)
+
+            self._leaves = await self._call(read)
         return self._leaves
 
     async def _read_roots(self) -> list[dict[str, object]]:
