@@ -42,6 +42,7 @@ _WINDOW: Final = 8
 
 _CONCURRENT_REQUESTS: Final = 8
 _MAX_STORED_PARTIALS: Final = 10_000  # One request each. A chain has tens of validators and options.
+_NEWEST_ATTEMPTS: Final = 30  # seconds: a node may be some blocks behind
 _HEAD_ATTEMPTS: Final = 10
 _HEAD_SECONDS: Final = 1.0
 
@@ -211,17 +212,15 @@ class NodeSource:
         }
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
-        """Iterate over the blocks up to the newest one. Reads ahead.
+        """Iterate over the blocks up to the newest agreed one. Reads ahead.
 
         Raises:
             DataMissing: no node has a block, for example because all have pruned it.
             ChainUnavailable: no node responded.
         """
-        await self._node_pool.probe_all()  # a round that was reported as finalized has its tally in a block
-        last = self._node_pool.greatest_height
+        last = await self._wait_for_head()
         reading: asyncio.Task[list[AuditBlock]] | None = None
         try:
-            # No list is created, because a node may report any height.
             for start in range(first, last + 1 + _WINDOW, _WINDOW):
                 window = [] if reading is None else await reading
                 heights = range(start, min(start + _WINDOW, last + 1))
@@ -232,6 +231,22 @@ class NodeSource:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+    async def _wait_for_head(self) -> int:
+        """The agreed height, 0 without one.
+
+        Waits for the newest height that any node reports: a round that it reports as finalized has its tally in a block
+        up to it. Not for long, because a node may report any height.
+        """
+        pool = self._node_pool
+        await pool.probe_all()
+        newest = pool.greatest_height
+        for _ in range(_NEWEST_ATTEMPTS):
+            if pool.head is None or pool.head.height >= newest:
+                break
+            await anyio.sleep(_HEAD_SECONDS)
+            await pool.probe_all()
+        return 0 if pool.head is None else pool.head.height
 
     async def _read_window(self, heights: range) -> list[AuditBlock]:
         return await gather_limited(heights, self._read_block, _WINDOW)
