@@ -26,12 +26,13 @@ from admin import api_models
 from admin.admin_database import AdminStore, RegistryFullError
 from admin.api_models import ChainFacts, UiConfig
 from admin.config_refresh import ConfigFetcher, VotingConfig
-from admin.pending_registrations import ChainQueries, RegistrationRegistry
+from admin.pending_registrations import RegistrationRegistry
 from admin.published_config import AUTH_VERSION, InvalidConfigError, parse_entry
 from admin.registration_limit import RegistrationLimit, client_network
 from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, SignatureRefusedError
 from admin.round_totals import GetAudit, RoundsView
 from helper.chain.chain_data import RoundAuthentication
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
 from helper.core.refusals import TemporaryRefusal, find_refusal
 from helper.core.text_forms import Network
@@ -227,7 +228,7 @@ class AdminService:
         db_path: Path,
         config_url: str,
         ui: UiConfig,
-        chain: ChainQueries,
+        chain: ReadOnlyNodePool,
         get_chain_facts: Callable[[], ChainFacts],
         clock: Clock,
         trusted_networks: Sequence[Network] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import anyio
 import orjson
@@ -13,15 +13,13 @@ import structlog
 
 from admin.admin_database import MAX_REGISTRATIONS, AdminStore, Registration
 from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration, validator_address
-from helper.chain.rest_client import ChainClient
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.observability.log_config import log_error
 
 log = structlog.get_logger("helper.admin")
-
-T = TypeVar("T")
 
 CHECK_SECONDS: Final = 5.0
 """Seconds between two staking checks of pending registrations."""
@@ -37,14 +35,6 @@ PUBLISH_PAUSE_FACTOR: Final = 9.0
 """Minimum time between two updates as a multiple of the last update's duration, so that updates use at most 10 %."""
 PAGE_BYTES: Final = 64_000
 """Maximum bytes of a page of the published list. One entry has at most 5 kB."""
-
-
-class ChainQueries(Protocol):
-    """Access to the nodes. `helper.chain.node_pool.ReadOnlyNodePool` in production."""
-
-    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Query the usable nodes in order until one responds. Raises ChainError if none does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +61,7 @@ class RegistrationRegistry:
         clock: the time.
     """
 
-    def __init__(self, store: AdminStore, chain: ChainQueries, *, clock: Clock) -> None:
+    def __init__(self, store: AdminStore, chain: ReadOnlyNodePool, *, clock: Clock) -> None:
         self._store = store
         self._chain = chain
         self._clock = clock
@@ -87,7 +77,7 @@ class RegistrationRegistry:
     async def register(self, body: bytes, *, production: bool, network: bytes) -> Registration | None:
         """Store a registration. Return None if its validator already has a staking record.
 
-        If no node responds, the registration is stored. A request that is not newer than the stored registration of its
+        If too few nodes respond, the registration is stored. A request that is not newer than the stored one of its
         address changes nothing, and the stored registration is returned.
 
         Args:
@@ -130,7 +120,7 @@ class RegistrationRegistry:
     async def check_staking(self) -> None:
         """Delete expired registrations, and those of the next `MAX_PER_CHECK` whose validators have a staking record.
 
-        If no node responds, the remaining checks are skipped.
+        If too few nodes respond, the remaining checks are skipped.
         """
         deleted = await self._store.delete_expired(now=self._clock.now())
         addresses = await self._store.addresses_after(self._last_checked, MAX_PER_CHECK)
@@ -174,12 +164,13 @@ class RegistrationRegistry:
         return True
 
     async def _has_staking_record(self, account: str) -> bool | None:
-        """Whether there is a staking record, with any status; None if no node responds in time."""
+        """Whether there is a staking record, with any status; None if too few nodes respond in time."""
         address = validator_address(account)
         try:
             with anyio.fail_after(QUERY_SECONDS):
                 async with self._query_slots:
-                    return await self._chain.call(lambda client: client.validator_status(address)) is not None
+                    statuses = await self._chain.call_enough(lambda client: client.validator_status(address))
+            return None if statuses is None else None not in statuses  # a registration is deleted if there is one
         except (ChainError, TimeoutError):
             return None
 

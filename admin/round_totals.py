@@ -11,8 +11,8 @@ import orjson
 import structlog
 
 from admin.api_models import AuditResponse, RoundResponse
-from admin.pending_registrations import ChainQueries
 from helper.chain.chain_data import OptionTotal, Round, RoundStatus
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.core.log_limits import LoggedProblem
@@ -64,7 +64,7 @@ class RoundsView:
 
     def __init__(
         self,
-        chain: ChainQueries,
+        chain: ReadOnlyNodePool,
         *,
         clock: Clock,
         report_keys: Callable[[Mapping[bytes, bytes]], None],

@@ -587,6 +587,11 @@ class ReadOnlyNodePool:
         (result,) = await self._call(fn, 1)
         return result
 
+    async def call_enough(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T] | None:
+        """Like `call`, but return the results of as many nodes as an agreement needs; None if fewer succeed."""
+        results = await self._call(fn, self.node_pool.needed)
+        return results if len(results) == self.node_pool.needed else None
+
     async def call_each(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T]:
         """Like `call`, but return the results of all nodes that succeed."""
         return await self._call(fn, len(self._clients))

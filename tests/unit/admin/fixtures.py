@@ -24,6 +24,7 @@ from admin.pending_registrations import RegistrationRegistry
 from admin.registration_request import RegistrationRequest
 from admin.round_totals import RoundsView
 from helper.chain.chain_data import OptionTotal, Round, RoundList
+from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient, parse_round, parse_rounds, parse_totals
 from helper.core.text_forms import Network
 from helper.errors import ChainResponseError, ChainUnavailable
@@ -59,6 +60,7 @@ class FakeNodes:
     def __init__(self) -> None:
         self.validators: dict[str, str] = {}
         self.is_unreachable = False
+        self.does_other_disagree = False
         self.queried_addresses: list[str] = []
         self.listed: list[dict[str, Any]] = []
         self.totals_by_round: dict[bytes, list[dict[str, Any]]] = {}
@@ -87,6 +89,10 @@ class FakeNodes:
         if round_id not in self.totals_by_round:
             raise ChainResponseError("no totals")
         return parse_totals({"results": self.totals_by_round[round_id]})
+
+    async def call_enough(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T | None] | None:
+        result = await self.call(fn)
+        return [result, None if self.does_other_disagree else result]
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         if self.is_unreachable:
@@ -129,13 +135,16 @@ class AdminStack:
         self.staking = FakeNodes()
         self.web = FakeWeb()
         self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
-        self.registry = RegistrationRegistry(self.store, self.staking, clock=self.clock)
+        self.registry = RegistrationRegistry(self.store, cast(ReadOnlyNodePool, self.staking), clock=self.clock)
         self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
         self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
         self.audits: dict[bytes, AuditResponse] = {}
         self.shown: dict[bytes, str | None] = {}
         self.rounds = RoundsView(
-            self.staking, clock=self.clock, report_keys=self.config.compare_keys, get_audit=self._get_audit
+            cast(ReadOnlyNodePool, self.staking),
+            clock=self.clock,
+            report_keys=self.config.compare_keys,
+            get_audit=self._get_audit,
         )
         routes = AdminRoutes(
             self.registry,

@@ -240,6 +240,17 @@ async def test_run_publishes_registrations_and_removes_bonded_validators(tmp_pat
         assert remaining["moniker"] == "node 1"
 
 
+async def test_record_that_one_node_reports_alone_deletes_no_registration(stack: AdminStack) -> None:
+    body = registration_body(0)
+    stack.staking.validators[validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
+    stack.staking.does_other_disagree = True
+    for _ in range(2):
+        assert (await stack.register_from("198.51.100.1", body)).json()["status"] == "pending"
+        await stack.registry.check_staking()
+    await stack.registry.publish()
+    assert await count_pending(stack) == 1
+
+
 async def test_check_staking_queries_a_bounded_number_and_all_in_turn(stack: AdminStack) -> None:
     bodies = [registration_body(number) for number in range(2 * MAX_PER_CHECK + 5)]
     for number, body in enumerate(bodies):

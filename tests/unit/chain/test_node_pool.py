@@ -629,6 +629,22 @@ async def test_read_only_pool_calls_next_node_after_error() -> None:
     assert len((await pool.call(lambda client: client.rounds())).rounds) == 1
 
 
+async def test_read_only_pool_calls_as_many_nodes_as_an_agreement_needs() -> None:
+    clock = FakeClock()
+    away = FakeNode(clock, faults={"rounds": lambda _: httpx.Response(503)})
+    network = FakeNetwork(a=away, b=FakeNode(clock), c=FakeNode(clock), d=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    pool = ReadOnlyNodePool(endpoints, transport=network)
+    await endpoints.probe_all()
+    results = await pool.call_enough(lambda client: client.rounds())
+    assert results is not None
+    assert len(results) == 2
+    assert len(await pool.call_each(lambda client: client.rounds())) == 3
+    for node in (network.nodes["b"], network.nodes["c"]):
+        node.faults["rounds"] = away.faults["rounds"]
+    assert await pool.call_enough(lambda client: client.rounds()) is None, "only one node responds"
+
+
 async def test_pools_close_the_connections_of_all_services() -> None:
     _, network, endpoints = create_network("a", rpc=True)
     with patch.object(network, "aclose") as close:
