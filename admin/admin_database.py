@@ -81,19 +81,6 @@ class Registration:
     expires_at: int = fact("Time of expiry in Unix seconds.")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDocuments:
-    """The published bytes of a voting configuration.
-
-    Attributes:
-        body: the dynamic document.
-        static_body: the static document that named its URL; empty if there was none.
-    """
-
-    body: bytes
-    static_body: bytes = b""
-
-
 class AdminStore:
     """The database file. One connection; changes run one after the other."""
 
@@ -229,23 +216,23 @@ class AdminStore:
 
     # ------------------------------------------------------------------ the voting configuration
 
-    async def save_config(self, source: str, documents: ConfigDocuments, *, now: float) -> None:
-        """Store the last valid configuration."""
+    async def save_config(self, source: str, body: bytes, static_body: bytes, *, now: float) -> None:
+        """Store the last valid configuration: its URL, and both documents as in the columns of the table."""
         async with self._write_lock:
             await self._execute(
                 "INSERT INTO voting_config (one, source, body, fetched_at, static_body) VALUES (1, ?, ?, ?, ?)"
                 " ON CONFLICT (one) DO UPDATE SET source = excluded.source, body = excluded.body,"
                 " fetched_at = excluded.fetched_at, static_body = excluded.static_body",
                 source,
-                documents.body,
+                body,
                 int(now),
-                documents.static_body,
+                static_body,
             )
 
-    async def load_config(self, source: str) -> ConfigDocuments | None:
-        """Return the last valid configuration from this URL."""
+    async def load_config(self, source: str) -> tuple[bytes, bytes] | None:
+        """Return both documents of the last valid configuration from this URL."""
         row = await self._fetch_row("SELECT body, static_body FROM voting_config WHERE source = ?", source)
-        return None if row is None else ConfigDocuments(bytes(row[0]), bytes(row[1]))
+        return None if row is None else (bytes(row[0]), bytes(row[1]))
 
     async def _evict_if_full(self, network: bytes) -> None:
         """Evict a registration if the store is full.

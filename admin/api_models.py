@@ -40,12 +40,6 @@ class UiConfig:
     precomputed_base_url: str = ""
 
 
-class AdminError(TypedDict):
-    """An error response."""
-
-    error: str
-
-
 class RegistrationResponse(TypedDict):
     """`pending` until `expires_at` (Unix seconds), or `registered` if the validator has a staking record."""
 
@@ -140,14 +134,11 @@ REGISTRATION_SCHEMA: Final = {
     "required": ["operator_address", "url", "moniker", "timestamp", "signature", "pub_key"],
 }
 
-VOTING_CONFIG: Final = Operation(
-    "The published voting configuration, unchanged.", dict[str, Any], refusals=(502,), error=AdminError
-)
+VOTING_CONFIG: Final = Operation("The published voting configuration, unchanged.", dict[str, Any], refusals=(502,))
 ROUND_AUTHENTICATION: Final = Operation(
     "Whether each round of the published voting configuration has a valid signature by a trusted key.",
     RoundAuthenticationResponse,
     refusals=(502,),
-    error=AdminError,
 )
 _LAYOUT_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 ENTRY_SCHEMA: Final = {
@@ -170,11 +161,10 @@ SIGN_CONFIG_ENTRY: Final = Operation(
     "What a manager signs for an entry of the voting configuration. Nothing is stored or signed here.",
     SignedEntryResponse,
     body=ENTRY_SCHEMA,
-    refusals=(413,),
-    error=AdminError,
+    refusals=(408, 413),
 )
 REGISTER: Final = Operation(
-    "Register a validator.", RegistrationResponse, body=REGISTRATION_SCHEMA, refusals=(401, 413), error=AdminError
+    "Register a validator.", RegistrationResponse, body=REGISTRATION_SCHEMA, refusals=(401, 408, 413)
 )
 MAX_PAGES: Final = 10_000
 PENDING: Final = Operation(
@@ -187,8 +177,7 @@ PENDING: Final = Operation(
             "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGES, "default": 1},
         }
     },
-    error=AdminError,
 )
-UI_CONFIG: Final = Operation("Configuration of the page.", UiConfig, error=AdminError)
-CHAIN: Final = Operation("Data that a browser wallet needs to add the chain.", ChainFacts, error=AdminError)
-ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsResponse, refusals=(502,), error=AdminError)
+UI_CONFIG: Final = Operation("Configuration of the page.", UiConfig)
+CHAIN: Final = Operation("Data that a browser wallet needs to add the chain.", ChainFacts)
+ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsResponse, refusals=(502,))

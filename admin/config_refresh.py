@@ -16,7 +16,7 @@ import httpx
 import orjson
 import structlog
 
-from admin.admin_database import AdminStore, ConfigDocuments
+from admin.admin_database import AdminStore
 from admin.api_models import RoundAuthenticationResponse
 from admin.published_config import InvalidConfigError, PublishedConfig, StaticConfig, parse_config, parse_static
 from admin.url_policy import UrlNotAllowedError, check_url, is_public
@@ -46,7 +46,8 @@ class ConfigFetcher:
     must be public https URLs.
 
     Args:
-        url: URL of a static or dynamic document; with a `checksum`, the document must have it (`PinnedUrl`).
+        url: URL of a static or dynamic document; empty for none. With a `checksum`, the document must have it
+            (`PinnedUrl`).
         timeout: timeout of each document in seconds.
         transport: replaces the network in tests.
         resolve: resolves a host name; the system's resolver by default.
@@ -60,8 +61,8 @@ class ConfigFetcher:
         transport: httpx.AsyncBaseTransport | None = None,
         resolve: Resolver | None = None,
     ) -> None:
+        self.url = url
         self._pinned = PinnedUrl.parse(url)
-        self._url = self._pinned.url
         self._timeout = timeout
         self._resolve = resolve or _system_resolve
         self._http = create_async_client(transport=transport, timeout=timeout)
@@ -82,7 +83,7 @@ class ConfigFetcher:
         Raises:
             InvalidConfigError: a fetch failed, or there is no valid document; the text has the reason of each mirror.
         """
-        body = await self._download(self._url)
+        body = await self._download(self._pinned.url)
         if not self._pinned.matches(body):
             raise InvalidConfigError("its SHA-256 is not the checksum in the URL")
         static = None if previous is None else previous.static
@@ -117,7 +118,7 @@ class ConfigFetcher:
         try:
             with anyio.fail_after(self._timeout):
                 url, address = _parse_url(source), ""
-                if _get_origin(url) != _get_origin(httpx.URL(self._url)):
+                if _get_origin(url) != _get_origin(httpx.URL(self._pinned.url)):
                     address = await self._check_target(url, "not fetched")
                 for _ in range(MAX_REDIRECTS + 1):
                     response, body = await self._get(url, address)
@@ -184,17 +185,14 @@ INTERVAL_SECONDS: Final = 60.0
 
 
 class VotingConfig:
-    """Fetches and caches the voting configuration at one URL.
+    """Fetches and caches the voting configuration at the URL of `fetcher`, if it has one.
 
     Args:
-        url: URL of the configuration, empty for none.
         store: stores the last valid copy.
-        fetcher: fetches the configuration at this URL.
         clock: the time.
     """
 
-    def __init__(self, url: str, store: AdminStore, fetcher: ConfigFetcher, *, clock: Clock) -> None:
-        self._url = url
+    def __init__(self, store: AdminStore, fetcher: ConfigFetcher, *, clock: Clock) -> None:
         self._store = store
         self._fetcher = fetcher
         self._clock = clock
@@ -228,17 +226,17 @@ class VotingConfig:
 
     async def restore(self) -> None:
         """Load the stored copy."""
-        stored = await self._store.load_config(self._url)
+        stored = await self._store.load_config(self._fetcher.url)
         if stored is None:
             return
         try:
-            self._replace(await asyncio.to_thread(_parse_stored, stored))
+            self._replace(await asyncio.to_thread(_parse_stored, *stored))
         except InvalidConfigError as error:  # a damaged row, or one that an older version accepted
             log.warning("stored_voting_config_ignored", reason=str(error))
 
     async def run(self) -> None:
         """Fetch every `INTERVAL_SECONDS` seconds until cancelled."""
-        while self._url:
+        while self._fetcher.url:
             await self.refresh()
             await self._clock.sleep(INTERVAL_SECONDS)
         await asyncio.Event().wait()
@@ -256,9 +254,9 @@ class VotingConfig:
                 log.warning("voting_config_refresh_failed", reason=str(error))
             return
         if config is not self._config:
-            documents = ConfigDocuments(config.body, b"" if config.static is None else config.static.body)
+            static_body = b"" if config.static is None else config.static.body
             try:
-                await self._store.save_config(self._url, documents, now=self._clock.now())
+                await self._store.save_config(self._fetcher.url, config.body, static_body, now=self._clock.now())
             except HelperError as error:
                 log_error(log, "voting_config_not_stored", error)
             self._replace(config)
@@ -280,6 +278,5 @@ class VotingConfig:
         self.authentication_body = orjson.dumps(response)
 
 
-def _parse_stored(documents: ConfigDocuments) -> PublishedConfig:
-    static = parse_static(documents.static_body) if documents.static_body else None
-    return parse_config(documents.body, static)
+def _parse_stored(body: bytes, static_body: bytes) -> PublishedConfig:
+    return parse_config(body, parse_static(static_body) if static_body else None)

@@ -15,9 +15,8 @@ from admin.admin_database import MAX_REGISTRATIONS, AdminStore, Registration
 from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration, validator_address
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
-from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
-from helper.observability.log_config import log_error
+from helper.observability.log_config import RecurringErrorLog
 
 log = structlog.get_logger("helper.admin")
 
@@ -70,7 +69,9 @@ class RegistrationRegistry:
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
-        self._problem = LoggedProblem()
+        self._error_log = RecurringErrorLog(
+            log, failed="registrations_unavailable", recovered="registrations_available"
+        )
         self.published = PublishedList((b"[]",), 0)
         """The list as last prepared by `publish`."""
 
@@ -156,11 +157,9 @@ class RegistrationRegistry:
         try:
             await work()
         except HelperError as error:
-            if self._problem.note():
-                log_error(log, "registrations_unavailable", error)
+            self._error_log.note(error)
             return False
-        if self._problem.clear():
-            log.info("registrations_available")
+        self._error_log.note(None)
         return True
 
     async def _has_staking_record(self, account: str) -> bool | None:

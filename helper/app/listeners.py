@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from admin.api_models import AuditCheckResponse, AuditResponse, ChainFacts, UiConfig
+from admin.config_refresh import ConfigFetcher
 from admin.onboarding import AdminService
 from admin.round_totals import GetAudit
 from admin.url_policy import first_publishable
@@ -136,7 +137,7 @@ class Listeners:
         if self._gateway is not None:
             routes += self._gateway.routes()
         if self._admin is not None:
-            routes.append(self._admin.mount)
+            routes += self._admin.routes()
         if self._page is not None:
             routes.append(self._page)  # the last one, because it matches every path
         return create_wallet_edge(
@@ -157,7 +158,7 @@ class Listeners:
 
     def get_round_authentication(self, round_id: bytes) -> RoundAuthentication:
         """Return whether the published voting configuration authenticates a round."""
-        return RoundAuthentication.UNKNOWN if self._admin is None else self._admin.get_round_authentication(round_id)
+        return RoundAuthentication.UNKNOWN if self._admin is None else self._admin.config.get_authentication(round_id)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -262,7 +263,7 @@ def _create_page(config: Config, admin: AdminService | None) -> ApiRoute | None:
     directory = page_directory(config)
     if admin is None:
         return page_route(directory)
-    return page_route(directory, connect_to=lambda: admin.vote_server_origins)
+    return page_route(directory, connect_to=lambda: admin.config.origins)
 
 
 def _create_audit_results(config: Config, clock: Clock) -> AuditResults | None:
@@ -295,7 +296,7 @@ def _create_admin(
     rest, rpc = published_addresses(config)
     return AdminService(
         db_path=config.admin_db_path,
-        config_url=config.admin.config_url,
+        fetcher=ConfigFetcher(config.admin.config_url),
         ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
         chain=read_only_pool,
         get_chain_facts=lambda: ChainFacts(node_pool.chain_id, rest, rpc, ui.chain_denom),

@@ -41,7 +41,6 @@ from helper.core.refusals import (
     ATTEMPT_HEADER,
     RETRYABLE_STATUSES,
     Refusal,
-    Situation,
     TemporaryRefusal,
     attempt_token,
     find_refusal,
@@ -59,8 +58,9 @@ WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
 PREFIX: Final = f"{WALLET_PREFIX}v1"
 """Prefix of these paths in the only version."""
-_API_PREFIX: Final = "/api/"
-CORS_PREFIXES: Final = (f"{PREFIX}/", "/cosmos/", _API_PREFIX)
+API_PREFIX: Final = "/api/"
+"""Prefix of the paths of onboarding."""
+CORS_PREFIXES: Final = (f"{PREFIX}/", "/cosmos/", API_PREFIX)
 """Path prefixes that pages of any origin use: the wallet API, the chain API (for the gateway) and onboarding."""
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
@@ -107,8 +107,8 @@ class IngressReceipt(TypedDict):
     error: BodyTimeoutDetails
 
 
-class NoRouteResponse(TypedDict):
-    """Body of the response if there is no such route or resource, by which wallets recognize that."""
+class BareErrorResponse(TypedDict):
+    """Body of an error response of onboarding, or if there is no such route: wallets recognize that by this body."""
 
     error: str
 
@@ -151,7 +151,7 @@ class Edge:
             self._begin_trace(request, self._trace_clock)
         try:
             if request.head.method == "OPTIONS" and request.head.path.startswith(CORS_PREFIXES):
-                allowed = _API_HEADERS if request.head.path.startswith(_API_PREFIX) else _WALLET_HEADERS
+                allowed = _API_HEADERS if request.head.path.startswith(API_PREFIX) else _WALLET_HEADERS
                 headers = {**_PREFLIGHT, "Access-Control-Allow-Headers": allowed}
                 response = Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
             elif self.posts_share(request):
@@ -163,7 +163,7 @@ class Edge:
             log.exception("request_failed", request_id=request.id)
             if request.has_response_begun:
                 return
-            response = error_response(500, "internal error")
+            response = route_error_response(request.head.path, 500, "internal error")
         completed = self._complete_head(request, response.status_code, response.raw_headers)
         request.begin_response(response.status_code, completed)
         await request.send(bytes(response.body), more=False)
@@ -276,9 +276,9 @@ async def _handle_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _handle_unexpected_error(_request: Request, _error: Exception) -> Response:
+async def _handle_unexpected_error(request: Request, _error: Exception) -> Response:
     """Respond 500 without details. Starlette raises the exception again, and `Edge` logs it."""
-    return error_response(500, "internal error")
+    return route_error_response(request.scope["path"], 500, "internal error")
 
 
 # ---------------------------------------------------------------------- errors
@@ -290,9 +290,10 @@ _EXPECTED: Final = (HTTPException, ShareRefused, TemporaryRefusal, ClientDisconn
 def error_response_to(error: Exception, path: str, headers: Headers, request_id: str) -> Response | None:
     """The response to an error of a request; None if it is unexpected. Logs a final refusal with the request's id."""
     if isinstance(error, TemporaryRefusal):  # not logged: the same share will arrive again
-        return refusal_response(headers, error.situation, *error.details, headers=error.headers)
+        return refusal_response(path, headers, error)
     if isinstance(error, HTTPException):
-        text = http_error_text(error, _STATUS_TEXTS)
+        is_phrase = error.detail == HTTPStatus(error.status_code).phrase  # of an exception of Starlette
+        text = _STATUS_TEXTS.get(error.status_code, error.detail) if is_phrase else error.detail
         log_refusal(request_id, error.status_code, text)
         return route_error_response(path, error.status_code, text, error.headers)
     if isinstance(error, ShareRefused):
@@ -310,13 +311,11 @@ def error_response(
     """An error response; a 429 or 503 has a `Retry-After` header. If `is_bare`, its only field is `error`."""
     retry_after = retry_after_of(status)
     extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    body = NoRouteResponse(error=message) if is_bare else ErrorResponse(status="error", error=message)
+    body = BareErrorResponse(error=message) if is_bare else ErrorResponse(status="error", error=message)
     return JsonResponse(body, status, {**extra, **(headers or {})})
 
 
-def refusal_response(
-    request_headers: Headers, situation: Situation, *details: object, headers: Mapping[str, str] | None = None
-) -> JsonResponse:
+def refusal_response(path: str, request_headers: Headers, error: TemporaryRefusal) -> Response:
     """The response to a request that may pass later, from the table of refusals.
 
     The response to a slow body is a receipt, which proves that this attempt had no effect (vote-sdk,
@@ -324,10 +323,11 @@ def refusal_response(
     attempt whose token it repeats. A wallet that gets no response cannot tell whether its share was accepted.
     """
     token = attempt_token(request_headers)
-    refusal = find_refusal(situation, *details, names_attempt=token is not None)
+    refusal = find_refusal(error.situation, *error.details, names_attempt=token is not None)
     if token is not None and refusal.is_receipt:
-        return JsonResponse(ingress_receipt(token), refusal.status, {"Cache-Control": "no-store", **(headers or {})})
-    return error_response(refusal.status, refusal.text, headers)
+        headers = {"Cache-Control": "no-store", **(error.headers or {})}
+        return JsonResponse(ingress_receipt(token), refusal.status, headers)
+    return route_error_response(path, refusal.status, refusal.text, error.headers)
 
 
 def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -339,19 +339,14 @@ def route_error_response(path: str, status: int, message: str, headers: Mapping[
 
 
 def has_bare_error(path: str, status: int) -> bool:
-    """Whether the body of an error response has only the field `error`."""
-    return status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
+    """Whether the body of an error response of a route has only the field `error`."""
+    is_no_route = status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
+    return is_no_route or path.startswith(API_PREFIX)
 
 
 def ingress_receipt(attempt: str) -> IngressReceipt:
     """The receipt of a request with this token."""
     return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
-
-
-def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:
-    """The text of a route's exception; for one of Starlette, which has the status's phrase, that of `texts`."""
-    is_phrase = error.detail == HTTPStatus(error.status_code).phrase
-    return texts.get(error.status_code, error.detail) if is_phrase else error.detail
 
 
 def log_refusal(request_id: str, status: int, reason: str) -> None:

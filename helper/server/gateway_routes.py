@@ -273,14 +273,14 @@ class _ForwardedRequest:
                 with anyio.fail_after(self.limits.response_seconds):
                     await self._forward(proxy, request)
             except TemporaryRefusal as refusal:
-                await self._fail(refusal_response(self.scope["headers"], refusal.situation))
+                await self._fail(self._refusal(refusal))
             except PossiblySent:
                 text = "the node's response was lost; check for the transaction before sending it again"
                 await self._fail(self._error(502, text))
             except ChainUnavailable as error:
                 # The error's text contains names of nodes, which only operators may see.
                 situation = Situation.NOTHING_SENT if request.method == "POST" else Situation.NO_CHAIN_NODE
-                await self._fail(refusal_response(self.scope["headers"], situation), error)
+                await self._fail(self._refusal(TemporaryRefusal(situation)), error)
             except ChainError as error:
                 await self._fail(self._error(502, "invalid response from node"), error)
             except TimeoutError:
@@ -343,6 +343,9 @@ class _ForwardedRequest:
 
     def _error(self, status: int, text: str) -> Response:
         return route_error_response(self.scope["path"], status, text)
+
+    def _refusal(self, error: TemporaryRefusal) -> Response:
+        return refusal_response(self.scope["path"], self.scope["headers"], error)
 
 
 class _PageReads:

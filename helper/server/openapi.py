@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
@@ -14,10 +14,10 @@ import orjson
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Route
 
 from helper.core.refusals import retry_after_of
-from helper.server.edge import TOKEN_HEADER, ErrorResponse, IngressReceipt, NoRouteResponse, has_bare_error
+from helper.server.edge import TOKEN_HEADER, BareErrorResponse, ErrorResponse, IngressReceipt, has_bare_error
 
 COMMON_ERROR_STATUSES: Final = (400, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
@@ -75,7 +75,6 @@ class Operation:
     path: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: Sequence[int] = ()
-    error: Any = ErrorResponse
     is_forwarded: bool = False
     authorized_role: TokenHolder | None = None
 
@@ -90,8 +89,10 @@ class ApiRoute(Route):
 
 
 def generate_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
-    """Generate the document as plain JSON: of routes of type ApiRoute, also of mounted applications."""
-    described = list(_described_routes(routes))
+    """Generate the document of the routes of type ApiRoute, as plain JSON."""
+    described = [
+        (_CONVERTER_PARAMETER.sub(r"{\1}", route.path), route) for route in routes if isinstance(route, ApiRoute)
+    ]
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
@@ -111,19 +112,9 @@ def generate_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     }
 
 
-def _described_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRoute]]:
-    """Every route with a description, and its full path."""
-    for route in routes:
-        if isinstance(route, ApiRoute):
-            yield _CONVERTER_PARAMETER.sub(r"{\1}", route.path), route
-        elif isinstance(route, Mount):
-            yield from ((route.path + path, inner) for path, inner in _described_routes(route.routes))
-
-
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
-    own_types = [kind for operation in operations for kind in (operation.response, operation.error)]
-    types = [*own_types, IngressReceipt, NoRouteResponse]
+    types = [*(operation.response for operation in operations), ErrorResponse, BareErrorResponse, IngressReceipt]
     schemas, shared = TypeAdapter.json_schemas(
         [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
@@ -134,9 +125,7 @@ def _describe_operation(path: str, operation: Operation, schema_of: Callable[[An
     scheme = None if operation.authorized_role is None else _SCHEMES[operation.authorized_role][0]
     statuses = sorted({*COMMON_ERROR_STATUSES, *operation.refusals, *((401,) if scheme else ())})
     success = {operation.media_type: {"schema": schema_of(operation.response)}}
-    errors = {
-        str(status): _describe_refusal(status, schema_of(_error_type(path, status, operation))) for status in statuses
-    }
+    errors = {str(status): _describe_refusal(status, schema_of(_error_type(path, status))) for status in statuses}
     for status in operation.same_content_statuses:
         described_status = errors.setdefault(str(status), {"description": "Success.", "content": {}})
         described_status["content"] = described_status["content"] | success
@@ -159,10 +148,10 @@ def _describe_operation(path: str, operation: Operation, schema_of: Callable[[An
     return described
 
 
-def _error_type(path: str, status: int, operation: Operation) -> Any:
-    if has_bare_error(path, status):
-        return NoRouteResponse
-    return IngressReceipt if status == HTTPStatus.REQUEST_TIMEOUT else operation.error
+def _error_type(path: str, status: int) -> Any:
+    if status == HTTPStatus.REQUEST_TIMEOUT:
+        return IngressReceipt
+    return BareErrorResponse if has_bare_error(path, status) else ErrorResponse
 
 
 def _describe_refusal(status: int, schema: Any) -> dict[str, Any]:

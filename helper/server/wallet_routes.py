@@ -31,7 +31,6 @@ from helper.server.edge import (
     check_token,
     error_response,
     json_application,
-    refusal_response,
 )
 from helper.server.openapi import ApiRoute, Operation, TokenHolder, add_document_route
 from helper.store.models import EnqueueResult
@@ -148,12 +147,12 @@ class WalletApi:
             {"Cache-Control": "no-store"},
         )
 
-    async def status(self, request: Request) -> Response:
+    async def status(self, _request: Request) -> Response:
         """Return the tree of the newest active round, or zeros; refused while shares are refused with 503."""
         if (reason := self.admission.get_pause_reason()) is not None:
-            return refusal_response(request.headers.raw, Situation.PAUSED, reason)
+            raise TemporaryRefusal(Situation.PAUSED, reason)
         if not self.is_ready():
-            return refusal_response(request.headers.raw, Situation.STARTING)
+            raise TemporaryRefusal(Situation.STARTING)
         rounds = self.admission.rounds
         newest = max(
             rounds.active_rounds(), key=lambda r: (rounds.is_agreed(r.round_id), r.created_at_height), default=None

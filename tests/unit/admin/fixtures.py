@@ -16,19 +16,16 @@ import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from admin import account_keys
-from admin.admin_database import AdminStore
 from admin.api_models import AuditResponse, ChainFacts, UiConfig
-from admin.config_refresh import ConfigFetcher, VotingConfig
-from admin.onboarding import AdminRoutes
-from admin.pending_registrations import RegistrationRegistry
+from admin.config_refresh import ConfigFetcher
+from admin.onboarding import AdminService
 from admin.registration_request import RegistrationRequest
-from admin.round_totals import RoundsView
 from helper.chain.chain_data import OptionTotal, Round, RoundList
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient, parse_round, parse_rounds, parse_totals
 from helper.core.text_forms import Network
 from helper.errors import ChainResponseError, ChainUnavailable
-from helper.server.edge import REQUEST_EXTENSION, Edge
+from helper.server.edge import REQUEST_EXTENSION, Edge, json_application
 from tests.support.clock import FakeClock
 from tests.support.edge_client import create_edge_client
 
@@ -131,31 +128,25 @@ CONFIG_URL = "https://config.example.org/voting.json"
 class AdminStack:
     def __init__(self, path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()) -> None:
         self.clock = FakeClock(float(NOW))
-        self.store = AdminStore(path)
         self.staking = FakeNodes()
         self.web = FakeWeb()
         self.addresses = {"public.example.org": ["93.184.216.34"], "inner.example.org": ["93.184.216.34", "10.0.0.7"]}
-        self.registry = RegistrationRegistry(self.store, cast(ReadOnlyNodePool, self.staking), clock=self.clock)
         self.fetcher = ConfigFetcher(CONFIG_URL, transport=self.web, resolve=self._resolve)
-        self.config = VotingConfig(CONFIG_URL, self.store, self.fetcher, clock=self.clock)
         self.audits: dict[bytes, AuditResponse] = {}
         self.shown: dict[bytes, str | None] = {}
-        self.rounds = RoundsView(
-            cast(ReadOnlyNodePool, self.staking),
-            clock=self.clock,
-            report_keys=self.config.compare_keys,
-            get_audit=self._get_audit,
-        )
-        routes = AdminRoutes(
-            self.registry,
-            self.config,
-            self.rounds,
-            UiConfig(mode=mode),
+        self.service = AdminService(
+            db_path=path,
+            fetcher=self.fetcher,
+            ui=UiConfig(mode=mode),
+            chain=cast(ReadOnlyNodePool, self.staking),
             get_chain_facts=lambda: ChainFacts("svote-test", "https://node.example.org", "", "stake"),
             clock=self.clock,
             trusted_networks=trusted,
+            get_audit=self._get_audit,
         )
-        self._app = routes.app()
+        self.store, self.config = self.service.store, self.service.config
+        self.registry, self.rounds = self.service.registry, self.service.rounds
+        self._app = json_application(self.service.routes())
         self.client = self.create_client("192.0.2.7")
 
     def _get_audit(self, round_id: bytes, shown: str | None) -> AuditResponse | None:
@@ -171,7 +162,9 @@ class AdminStack:
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             await self._app({**scope, "client": (address, 1234)}, receive, send)
 
-        return create_edge_client(Edge(serve))
+        client = create_edge_client(Edge(serve))
+        client.base_url = httpx.URL("http://helper/api")
+        return client
 
     async def register_from(self, address: str, body: Any, **headers: str) -> httpx.Response:
         """Register from this address; advances the clock so that no client reaches its rate limit."""
@@ -196,7 +189,8 @@ class AdminStack:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        scope = {"type": "http", "method": "POST", "path": "/register-validator", "headers": [], "query_string": b""}
+        path = "/api/register-validator"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
         request = SimpleNamespace(is_body_complete=True, body=body, receive=AsyncMock(return_value=(body, False)))
         await self._app({**scope, "extensions": {REQUEST_EXTENSION: request}}, cast("Receive", None), send)
         (status,) = statuses

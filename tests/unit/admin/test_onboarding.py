@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from admin import account_keys, config_refresh
-from admin.admin_database import REGISTRATION_SECONDS, ConfigDocuments
+from admin.admin_database import REGISTRATION_SECONDS
 from admin.pending_registrations import MAX_CONCURRENT_QUERIES
 from admin.published_config import MAX_SERVERS, PublishedConfig, StaticConfig, parse_config
 from admin.registration_request import validator_address
@@ -304,7 +304,7 @@ async def test_refresh_stores_no_cookies(stack: AdminStack) -> None:
 
 async def test_restore_of_damaged_copy_is_ignored(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        await stack.store.save_config(CONFIG_URL, ConfigDocuments(b'{"version":1,"vote_serv'), now=NOW)
+        await stack.store.save_config(CONFIG_URL, b'{"version":1,"vote_serv', b"", now=NOW)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         assert (stack.config.body, stack.config.origins) == (None, ())
 
@@ -360,7 +360,7 @@ async def test_ui_config_contains_mode(stack: AdminStack) -> None:
 
 async def test_wrong_method_unknown_path_and_large_body(stack: AdminStack) -> None:
     assert (await stack.client.get("/register-validator")).json() == {"error": "method not allowed"}
-    assert (await stack.client.get("/nothing")).json() == {"error": "no such path"}
+    assert (await stack.client.get("/nothing")).json() == {"error": "not found"}
     too_large = await stack.client.post("/register-validator", content=b"x" * (1 << 20))
     assert (too_large.status_code, set(too_large.json())) == (413, {"error"})
 

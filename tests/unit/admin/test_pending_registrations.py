@@ -360,18 +360,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from admin.onboarding import AdminService
 from admin.api_models import UiConfig
+from admin.config_refresh import ConfigFetcher
 from helper.clock import SystemClock
+from helper.server.edge import json_application
 
 async def main():
-    service = AdminService(db_path=Path({str(tmp_path / "admin.db")!r}), config_url="", ui=UiConfig(), chain=None,
-                           get_chain_facts=None, clock=SystemClock())
+    service = AdminService(db_path=Path({str(tmp_path / "admin.db")!r}), fetcher=ConfigFetcher(""), ui=UiConfig(),
+                           chain=None, get_chain_facts=None, clock=SystemClock())
     messages = []
     async def send(message):
         messages.append(message)
     async def receive():
         return {body.encode()!r}, False
     request = SimpleNamespace(is_body_complete=True, body=b"", receive=receive)
-    scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "root_path": "/api", "headers": [],
+    scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "headers": [],
               "query_string": b"", "extensions": {{"request": request}}}}
     async with service.open_store():
         imported, on_loop = set(sys.modules), []
@@ -383,7 +385,7 @@ async def main():
                 on_loop.append(name)
             return module
         builtins.__import__ = watch
-        await service.mount.app(scope, None, send)
+        await json_application(service.routes())(scope, None, send)
         builtins.__import__ = import_module
     assert "admin.account_keys" in set(sys.modules) - imported
     print(json.dumps([messages[0]["status"], on_loop]))

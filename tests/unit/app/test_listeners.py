@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.admin_database import AdminStore, ConfigDocuments
+from admin.admin_database import AdminStore
 from helper.app.listeners import Listeners, published_addresses
 from helper.chain.chain_data import RoundAuthentication
 from helper.chain.node_pool import create_node_pool
@@ -119,13 +119,13 @@ async def test_round_authentication_is_that_of_the_stored_configuration(
     tmp_path: Path, *, disable: bool, result: RoundAuthentication
 ) -> None:
     published = RECORDED.parent / "voting-config"
-    documents = ConfigDocuments(*((published / f"{name}.json").read_bytes() for name in ("production", "static")))
+    documents = [(published / f"{name}.json").read_bytes() for name in ("production", "static")]
     config = create_config(
         helper={"db_path": str(tmp_path / "q.db")}, admin={"config_url": PUBLIC, "disable": disable}, ui={}
     )
     store = AdminStore(config.admin_db_path)
     await store.open()
-    await store.save_config(PUBLIC, documents, now=1)
+    await store.save_config(PUBLIC, *documents, now=1)
     await store.close()
     clock = FakeClock()
     listeners = Listeners(config, node_pool=create_node_pool(config, clock), clock=clock)
