@@ -14,8 +14,8 @@ from admin.registration_request import (
     MAX_ADDRESS_CHARS,
     MAX_BASE64_CHARS,
     MAX_MONIKER_CHARS,
-    MAX_REGISTERED_URL_CHARS,
 )
+from admin.url_policy import MAX_URL_CHARS
 from helper.chain.chain_data import RoundAuthentication
 from helper.server.openapi import Operation
 
@@ -125,7 +125,7 @@ REGISTRATION_SCHEMA: Final = {
     "description": "A registration. The first four fields, as compact JSON in this order, are signed (ADR-036).",
     "properties": {
         "operator_address": _text_schema(f"Account address, {ACCOUNT_PREFIX}1…", MAX_ADDRESS_CHARS),
-        "url": _text_schema("Base URL of the validator's helper; may be empty.", MAX_REGISTERED_URL_CHARS),
+        "url": _text_schema("Base URL of the validator's helper; may be empty.", MAX_URL_CHARS),
         "moniker": {**_text_schema("Display name.", MAX_MONIKER_CHARS), "minLength": 1},
         "timestamp": {"type": "integer", "description": "Time of the signature, Unix seconds."},
         "signature": _text_schema("64 bytes, base64.", MAX_BASE64_CHARS),

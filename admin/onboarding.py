@@ -6,7 +6,6 @@ import contextlib
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -181,7 +180,7 @@ class AdminService:
 
     async def _chain(self, _request: Request) -> Response:
         """Return the chain's data that a browser wallet needs to add it."""
-        return JsonResponse(asdict(self._get_chain_facts()), headers=_NO_STORE)
+        return JsonResponse(self._get_chain_facts(), headers=_NO_STORE)
 
     async def _rounds(self, _request: Request) -> Response:
         """Return the chain's rounds as last read."""
@@ -191,4 +190,4 @@ class AdminService:
 
     async def _ui_config(self, _request: Request) -> Response:
         """Return the page's configuration."""
-        return JsonResponse(asdict(self._ui), headers=_NO_STORE)
+        return JsonResponse(self._ui, headers=_NO_STORE)

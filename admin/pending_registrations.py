@@ -12,7 +12,7 @@ import orjson
 import structlog
 
 from admin.admin_database import MAX_REGISTRATIONS, AdminStore, Registration
-from admin.registration_request import RegistrationRequest, SignedRegistration, parse_registration, validator_address
+from admin.registration_request import RegistrationRequest, parse_registration, validator_address
 from helper.chain.node_pool import ReadOnlyNodePool
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
@@ -192,9 +192,6 @@ def _parse_and_verify(body: bytes, now: float, *, production: bool) -> Registrat
     # Imported here, in a thread: the libraries take 0.2 s, and most hosts get no registration.
     from admin.account_keys import verify_signature  # noqa: PLC0415
 
-    signed: SignedRegistration = parse_registration(body, now=now, production=production)
-    request = signed.request
-    verify_signature(
-        request.signed_text(), signer=request.operator_address, pub_key=signed.pub_key, signature=signed.signature
-    )
+    request, pub_key, signature = parse_registration(body, now=now, production=production)
+    verify_signature(request.signed_text(), signer=request.operator_address, pub_key=pub_key, signature=signature)
     return request

@@ -33,15 +33,17 @@ _MESSAGE_PREFIX: Final = b"zcash-shielded-vote:round-auth:v2"
 _ROUND_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def encode_layout(layout: Mapping[str, int]) -> bytes:
+def encode_layout(layout: object) -> bytes:
     """Encode `pir_layout` as it is signed: four u32 in little-endian order.
 
     Raises:
-        ValueError: a number is missing or not a u32.
+        InvalidConfigError: it is not an object, or a number is missing or not a u32.
     """
+    if not isinstance(layout, dict):
+        raise InvalidConfigError("pir_layout is not an object")
     numbers = [layout.get(name) for name in LAYOUT_FIELDS]
     if any(isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**32 for number in numbers):
-        raise ValueError("not four numbers of 32 bits")
+        raise InvalidConfigError("pir_layout is not four numbers of 32 bits")
     return b"".join(number.to_bytes(4, "little") for number in numbers if number is not None)
 
 
@@ -71,10 +73,9 @@ def parse_entry(body: bytes) -> bytes:
         raise InvalidConfigError(f"ea_pk is not {KEY_BYTES} bytes in base64")
     if type(version) is not int or version != AUTH_VERSION:
         raise InvalidConfigError(f"auth_version is not {AUTH_VERSION}")
-    layout = _check_layout(entry.get("pir_layout"))
-    if layout is None:
+    if entry.get("pir_layout") is None:
         raise InvalidConfigError("pir_layout is missing")
-    return signed_message(bytes.fromhex(round_id), key, layout)
+    return signed_message(bytes.fromhex(round_id), key, encode_layout(entry["pir_layout"]))
 
 
 def authenticate_rounds(
@@ -267,7 +268,8 @@ def parse_config(body: bytes, static: StaticConfig | None = None) -> PublishedCo
     height = config.get("snapshot_height")
     if height is not None and (isinstance(height, bool) or not isinstance(height, int) or height < 0):
         raise InvalidConfigError("snapshot_height is not a height")
-    layout, rounds = _check_layout(config.get("pir_layout")), config.get("rounds", {})
+    layout = None if config.get("pir_layout") is None else encode_layout(config["pir_layout"])
+    rounds = config.get("rounds", {})
     if not isinstance(rounds, dict):
         raise InvalidConfigError("rounds is not an object")
     authentications = {} if static is None else authenticate_rounds(rounds, layout, static.keys)
@@ -297,17 +299,6 @@ def _check_version(config: Mapping[str, Any]) -> None:
     for name, version in versions.items():
         if isinstance(version, bool) or not isinstance(version, int | str):
             raise InvalidConfigError(f"{name} is not a version")
-
-
-def _check_layout(layout: object) -> bytes | None:
-    if layout is None:
-        return None
-    if not isinstance(layout, dict):
-        raise InvalidConfigError("pir_layout is not an object")
-    try:
-        return encode_layout(layout)
-    except ValueError as error:
-        raise InvalidConfigError(f"pir_layout is {error}") from None
 
 
 def _check_mirrors(urls: object, field: str) -> tuple[str, ...]:

@@ -11,14 +11,13 @@ from typing import Any, Final
 
 from bech32 import bech32_decode, bech32_encode, convertbits
 
-from admin.url_policy import UrlNotAllowedError, check_url
+from admin.url_policy import MAX_URL_CHARS, UrlNotAllowedError, check_url
 
 ACCOUNT_PREFIX: Final = "sv"
 VALIDATOR_PREFIX: Final = "svvaloper"
 ADDRESS_BYTES: Final = 20
 MAX_REGISTRATION_BYTES: Final = 16 << 10
 MAX_ADDRESS_CHARS: Final = 128
-MAX_REGISTERED_URL_CHARS: Final = 2048
 MAX_BASE64_CHARS: Final = 256
 """Characters of base64."""
 MAX_MONIKER_CHARS: Final = 140
@@ -67,20 +66,11 @@ class RegistrationRequest:
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class SignedRegistration:
-    """A registration request with public key (33 bytes) and signature (64 bytes)."""
-
-    request: RegistrationRequest
-    pub_key: bytes
-    signature: bytes
-
-
-def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRegistration:
-    """Parse and validate a registration request. Does not verify the signature.
+def parse_registration(body: bytes, *, now: float, production: bool) -> tuple[RegistrationRequest, bytes, bytes]:
+    """Parse and validate a registration request, its public key and its signature, which is not verified.
 
     Args:
-        body: JSON, at most `MAX_REGISTRATION_BYTES` bytes.
+        body: JSON.
         now: Unix seconds.
         production: whether the URL must be a public HTTPS URL.
 
@@ -97,12 +87,10 @@ def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRe
         moniker=_parse_moniker(fields),
         timestamp=_parse_timestamp(fields, now),
     )
-    return SignedRegistration(request, _parse_base64(fields, "pub_key"), _parse_base64(fields, "signature"))
+    return request, _parse_base64(fields, "pub_key"), _parse_base64(fields, "signature")
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:
-    if len(body) > MAX_REGISTRATION_BYTES:
-        raise RegistrationError(f"body: is larger than {MAX_REGISTRATION_BYTES} bytes")
     try:
         parsed = json.loads(body.decode())
     except (ValueError, RecursionError):
@@ -124,7 +112,7 @@ def _parse_text(fields: dict[str, Any], name: str, max_chars: int) -> str:
 
 
 def _parse_url(fields: dict[str, Any], *, production: bool) -> str:
-    url = _parse_text(fields, "url", MAX_REGISTERED_URL_CHARS)
+    url = _parse_text(fields, "url", MAX_URL_CHARS)
     try:
         if url:
             check_url(url, production=production)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import orjson
@@ -39,14 +38,6 @@ GetAudit = Callable[[bytes, str | None], AuditResponse | None]
 
 RoundTotals = Mapping[tuple[int, int], int]
 """Totals of a round by proposal and option. The total of an absent option is 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedResponse:
-    """The rounds in the response, newest first, and its body."""
-
-    rounds: tuple[Round, ...]
-    body: bytes
 
 
 class RoundsView:
@@ -92,12 +83,12 @@ class RoundsView:
         try:
             listed = (await self._chain.call(lambda client: client.rounds())).rounds
             self._report_keys({known.round_id: known.authority_key for known in listed if known.authority_key})
-            prepared = await self._publish(listed)
-            served = {known.round_id for known in prepared.rounds}
+            rounds = await self._publish(listed)
+            served = {known.round_id for known in rounds}
             self._totals = {round_id: totals for round_id, totals in self._totals.items() if round_id in served}
-            self._queue_missing(prepared.rounds)
+            self._queue_missing(rounds)
             if await self._read_missing():
-                await self._publish(prepared.rounds)
+                await self._publish(rounds)
         except ChainError as error:
             # Immediately after the start, no node is in sync yet.
             if self.body is not None or isinstance(error, ChainResponseError):
@@ -107,10 +98,10 @@ class RoundsView:
             f"totals of {len(self._missing_totals)} rounds are missing" if self._missing_totals else ""
         )
 
-    async def _publish(self, listed: Iterable[Round]) -> _PreparedResponse:
-        prepared = await asyncio.to_thread(_prepare_response, listed, self._totals, self._get_audit)
-        self.body = prepared.body
-        return prepared
+    async def _publish(self, listed: Iterable[Round]) -> Sequence[Round]:
+        """Set the response. Returns the rounds in it, newest first."""
+        rounds, self.body = await asyncio.to_thread(_prepare_response, listed, self._totals, self._get_audit)
+        return rounds
 
     def _queue_missing(self, rounds: Iterable[Round]) -> None:
         """Append newly finalized rounds. The queue's order ensures that each round is tried."""
@@ -172,7 +163,7 @@ class RoundsView:
 
 def _prepare_response(
     listed: Iterable[Round], totals: Mapping[bytes, RoundTotals], get_audit: GetAudit
-) -> _PreparedResponse:
+) -> tuple[Sequence[Round], bytes]:
     """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_LIST_BYTES`."""
     rounds, entries = list[Round](), list[bytes]()
     size = len(b'{"rounds":[]}')
@@ -183,7 +174,7 @@ def _prepare_response(
         size += len(entry) + 1  # with a comma
         rounds.append(known)
         entries.append(entry)
-    return _PreparedResponse(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
+    return rounds, b'{"rounds":[' + b",".join(entries) + b"]}"
 
 
 def _round_response(known: Round, totals: RoundTotals | None, get_audit: GetAudit) -> RoundResponse:

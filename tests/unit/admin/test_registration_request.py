@@ -9,7 +9,7 @@ from typing import Any, Never
 import pytest
 
 from admin.published_config import parse_config
-from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
+from admin.registration_request import RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import NOW, sign_registration
@@ -29,9 +29,9 @@ def parse(body: Any, *, production: bool = True) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_signed_text_equals_recorded(entry: dict[str, str]) -> None:
     body = {**json.loads(entry["data"]), "signature": entry["signature"], "pub_key": entry["pub_key"]}
-    registration = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
-    assert registration.request.signed_text() == entry["data"].encode()
-    assert registration.signature == base64.b64decode(entry["signature"])
+    request, _, signature = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
+    assert request.signed_text() == entry["data"].encode()
+    assert signature == base64.b64decode(entry["signature"])
 
 
 def test_parse_empty_url_and_unknown_fields_are_accepted() -> None:
@@ -53,7 +53,7 @@ def test_parse_missing_field_is_named(field: str) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000, b" " * (MAX_REGISTRATION_BYTES + 1)])
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000])
 def test_parse_non_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistrationError, match=r"^body: "):
         parse(body)
