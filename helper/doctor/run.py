@@ -20,7 +20,7 @@ from admin.config_refresh import ConfigFetcher
 from helper.circuits import default_circuit
 from helper.clock import Clock
 from helper.config.sections import Config
-from helper.config.settings_file import is_missing
+from helper.config.settings_file import CREDENTIALS, FILE_CREDENTIALS, is_missing
 from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.observability.log_config import describe_exception
@@ -166,15 +166,10 @@ class Doctor:
         config = self.config
         databases = [] if config.store.url else [config.db_path]
         databases += [] if config.admin.disable else [config.admin_db_path]
-        secrets = [config.socket_path]
-        named = (
-            config.helper.api_token_file,
-            config.operator.token_file,
-            config.store.url_file,
-            config.store.key_file,
-            config.s3.credentials_file,
-        )
-        secrets += [Path(path) for path in named if path]
+        sections = config.model_dump()
+        named = [*(f"{setting}_file" for setting in CREDENTIALS), *FILE_CREDENTIALS]
+        files = [sections[section][key] for section, key in (setting.split(".") for setting in named)]
+        secrets = [config.socket_path, *(Path(path) for path in files if path)]
         if self.settings.path is not None and self.settings.has_secrets:
             secrets.append(self.settings.path)
         return machine.check_modes(databases, secrets)
