@@ -108,7 +108,7 @@ class IngressReceipt(TypedDict):
 
 
 class BareErrorResponse(TypedDict):
-    """Body of an error response of onboarding, or if there is no such route: wallets recognize that by this body."""
+    """Body of an error response of onboarding, or if there is no such route."""
 
     error: str
 
@@ -155,15 +155,17 @@ class Edge:
                 headers = {**_PREFLIGHT, "Access-Control-Allow-Headers": allowed}
                 response = Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
             elif self.posts_share(request):
-                response = await self._answer(request, self._posts[request.head.path])
+                response = await self._posts[request.head.path](request)
             else:
                 await self._serve(request)
                 return
-        except Exception:
-            log.exception("request_failed", request_id=request.id)
+        except Exception as error:
+            expected = error_response_to(error, request.head.path, request.head.headers, request.id)
+            if expected is None:
+                log.exception("request_failed", request_id=request.id)
             if request.has_response_begun:
                 return
-            response = route_error_response(request.head.path, 500, "internal error")
+            response = expected or error_response(500, "internal error", path=request.head.path)
         completed = self._complete_head(request, response.status_code, response.raw_headers)
         request.begin_response(response.status_code, completed)
         await request.send(bytes(response.body), more=False)
@@ -178,15 +180,6 @@ class Edge:
         response = error_response(refusal.status, refusal.text)
         response.raw_headers.extend(CORS_HEADERS)
         return response
-
-    async def _answer(self, request: protocol.Request, handler: PlainHandler) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            response = error_response_to(error, request.head.path, request.head.headers, request.id)
-            if response is None:
-                raise
-            return response
 
     async def _serve(self, request: protocol.Request) -> None:
         """Serve a request with the application. The connection aborts a response that it leaves incomplete.
@@ -278,7 +271,7 @@ async def _handle_error(request: Request, error: Exception) -> Response:
 
 async def _handle_unexpected_error(request: Request, _error: Exception) -> Response:
     """Respond 500 without details. Starlette raises the exception again, and `Edge` logs it."""
-    return route_error_response(request.scope["path"], 500, "internal error")
+    return error_response(500, "internal error", path=request.scope["path"])
 
 
 # ---------------------------------------------------------------------- errors
@@ -295,7 +288,7 @@ def error_response_to(error: Exception, path: str, headers: Headers, request_id:
         is_phrase = error.detail == HTTPStatus(error.status_code).phrase  # of an exception of Starlette
         text = _STATUS_TEXTS.get(error.status_code, error.detail) if is_phrase else error.detail
         log_refusal(request_id, error.status_code, text)
-        return route_error_response(path, error.status_code, text, error.headers)
+        return error_response(error.status_code, text, error.headers, path=path)
     if isinstance(error, ShareRefused):
         text = f"{error.field}: {error}" if error.field else str(error)
         log_refusal(request_id, error.status, text)
@@ -306,11 +299,16 @@ def error_response_to(error: Exception, path: str, headers: Headers, request_id:
 
 
 def error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None, *, is_bare: bool = False
+    status: int, message: str, headers: Mapping[str, str] | None = None, *, path: str = ""
 ) -> JsonResponse:
-    """An error response; a 429 or 503 has a `Retry-After` header. If `is_bare`, its only field is `error`."""
+    """An error response; a 429 or 503 has a `Retry-After` header.
+
+    Args:
+        path: of the request, if `has_bare_error` decides about the body; "" for the body that most errors have.
+    """
     retry_after = retry_after_of(status)
     extra = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    is_bare = has_bare_error(path, status)
     body = BareErrorResponse(error=message) if is_bare else ErrorResponse(status="error", error=message)
     return JsonResponse(body, status, {**extra, **(headers or {})})
 
@@ -327,19 +325,14 @@ def refusal_response(path: str, request_headers: Headers, error: TemporaryRefusa
     if token is not None and refusal.is_receipt:
         headers = {"Cache-Control": "no-store", **(error.headers or {})}
         return JsonResponse(ingress_receipt(token), refusal.status, headers)
-    return route_error_response(path, refusal.status, refusal.text, error.headers)
-
-
-def route_error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error response of a route, or because there is none.
-
-    Wallets recognize a route of the wallet API that does not exist by a body with only the field `error`.
-    """
-    return error_response(status, message, headers, is_bare=has_bare_error(path, status))
+    return error_response(refusal.status, refusal.text, error.headers, path=path)
 
 
 def has_bare_error(path: str, status: int) -> bool:
-    """Whether the body of an error response of a route has only the field `error`."""
+    """Whether the body of an error response of a route, or because there is none, has only the field `error`.
+
+    Wallets recognize a route of the wallet API that does not exist by such a body.
+    """
     is_no_route = status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and path.startswith(WALLET_PREFIX)
     return is_no_route or path.startswith(API_PREFIX)
 

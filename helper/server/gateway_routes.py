@@ -38,7 +38,7 @@ from helper.chain.node_http import StreamedResponse, StreamRequest
 from helper.core.refusals import ATTEMPT_HEADER, Situation, TemporaryRefusal, attempt_token
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
-from helper.server.edge import PREFIX, refusal_response, request_of, route_error_response
+from helper.server.edge import PREFIX, error_response, refusal_response, request_of
 from helper.server.openapi import ApiRoute, Operation
 
 log = structlog.get_logger("helper.server")
@@ -342,7 +342,7 @@ class _ForwardedRequest:
         self.abort()
 
     def _error(self, status: int, text: str) -> Response:
-        return route_error_response(self.scope["path"], status, text)
+        return error_response(status, text, path=self.scope["path"])
 
     def _refusal(self, error: TemporaryRefusal) -> Response:
         return refusal_response(self.scope["path"], self.scope["headers"], error)
