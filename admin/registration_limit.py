@@ -75,10 +75,6 @@ class RegistrationLimit:
     def __init__(self) -> None:
         self._full_at: dict[bytes, float] = {}  # in order of the latest request
 
-    def __len__(self) -> int:
-        """Number of networks in memory."""
-        return len(self._full_at)
-
     def take(self, network: bytes, now: float) -> float:
         """Take a token; return the seconds to wait if there is none, otherwise 0. `now` is monotonic time."""
         full_at = max(self._full_at.pop(network, now), now)

@@ -120,13 +120,13 @@ def test_limit_forgets_networks_that_have_all_tokens_and_then_those_that_came_le
     for number in range(10):
         limit.take(b"%d" % number, 0.0)
     limit.take(b"later", SECONDS_PER_TOKEN)
-    assert len(limit) == 1
+    assert len(limit._full_at) == 1
     monkeypatch.setattr(admin.registration_limit, "MAX_NETWORKS", 3)
     for name in (b"flooder", b"second", b"third"):
         for _ in range(BURST_REGISTRATIONS):
             limit.take(name, SECONDS_PER_TOKEN)
     limit.take(b"second", SECONDS_PER_TOKEN)
     limit.take(b"fourth", SECONDS_PER_TOKEN)
-    assert len(limit) == 3
+    assert len(limit._full_at) == 3
     assert limit.take(b"flooder", SECONDS_PER_TOKEN) == 0, "it was forgotten"
     assert limit.take(b"second", SECONDS_PER_TOKEN) > 0
