@@ -21,6 +21,7 @@ from helper.chain.chain_data import Round
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
+from helper.core.load_forecast import last_moment_start
 from helper.core.share import ShareState
 from helper.errors import ChainError, StoreError
 from helper.observability.log_config import RecurringErrorLog
@@ -159,7 +160,7 @@ def build_summary(
         "vote_end_time": end,
         "generated_at": now,
         "counted_at": counted_at,
-        "last_minute_start": end - min((end - created) * 2 // 5, 6 * _HOUR),
+        "last_minute_start": last_moment_start(created, end),
         "ready": sum(bucket["overdue_pending"] for bucket in buckets),
         "not_yet_due": sum(bucket["pending_future"] for bucket in buckets),
         "processing": sum(bucket["processing"] for bucket in buckets),
