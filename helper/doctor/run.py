@@ -27,8 +27,7 @@ from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot, measured_rate
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
-from helper.server.connection_limits import ConnectionLimits
-from helper.server.listening import BACKLOG, RESERVED_FILE_DESCRIPTORS
+from helper.server.listening import BACKLOG, NEEDED_FILE_DESCRIPTORS
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -214,7 +213,6 @@ class Doctor:
             harden_process()  # as the service does
         facts = reported or get_process_limits()
         slots = self.config.proof_slots
-        needed = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
         kilobytes = machine.read_number(machine.MEMORY_INFO, "MemAvailable:")
         available = None if kilobytes is None else kilobytes * 1024
         return [
@@ -223,7 +221,7 @@ class Doctor:
                 machine.read_text(machine.CORE_PATTERN),
                 process_name="the helper" if reported else "a process of this user",
             ),
-            machine.evaluate_open_files(facts.open_files, needed, raised=reported is not None),
+            machine.evaluate_open_files(facts.open_files, NEEDED_FILE_DESCRIPTORS, raised=reported is not None),
             machine.evaluate_accept_queue(machine.read_number(machine.ACCEPT_QUEUE_LIMIT), BACKLOG),
             machine.evaluate_memory(available, slots, running=reported is not None),
         ]

@@ -42,6 +42,7 @@ _ACCEPTS_PER_ITERATION: Final = 8
 """Connections that are accepted in one iteration of the event loop."""
 RESERVED_FILE_DESCRIPTORS = 512
 """File descriptors reserved for connections that are being closed, the gateway, the database, nodes and provers."""
+NEEDED_FILE_DESCRIPTORS = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
 MIN_CONNECTIONS = 64
 OWNER_ONLY_MODE = 0o600
 GROUP_MODE = 0o660
@@ -292,15 +293,13 @@ def connection_limits(*, evicts: bool = True) -> ConnectionLimits:
     Args:
         evicts: whether slow connections are closed when there are too many; not for operators.
     """
-    requested = ConnectionLimits().max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = requested + RESERVED_FILE_DESCRIPTORS
-    if soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if soft < NEEDED_FILE_DESCRIPTORS:
+        soft = NEEDED_FILE_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, NEEDED_FILE_DESCRIPTORS)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
-    connections = max(MIN_CONNECTIONS, min(requested, available))
+    connections = max(MIN_CONNECTIONS, min(ConnectionLimits().max_connections, available))
     if evicts:
         return ConnectionLimits(max_connections=connections)
     return ConnectionLimits(max_connections=connections, eviction_seconds=math.inf, max_pending_bytes=sys.maxsize)
