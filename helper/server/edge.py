@@ -281,21 +281,26 @@ _EXPECTED: Final = (HTTPException, ShareRefused, TemporaryRefusal, ClientDisconn
 
 
 def error_response_to(error: Exception, path: str, headers: Headers, request_id: str) -> Response | None:
-    """The response to an error of a request; None if it is unexpected. Logs a final refusal with the request's id."""
+    """The response to an error of a request; None if it is unexpected.
+
+    Logs a final refusal at debug level, with the request's id. Its reason has no value of the request.
+    """
     if isinstance(error, TemporaryRefusal):  # not logged: the same share will arrive again
         return refusal_response(path, headers, error)
     if isinstance(error, HTTPException):
         is_phrase = error.detail == HTTPStatus(error.status_code).phrase  # of an exception of Starlette
         text = _STATUS_TEXTS.get(error.status_code, error.detail) if is_phrase else error.detail
-        log_refusal(request_id, error.status_code, text)
-        return error_response(error.status_code, text, error.headers, path=path)
-    if isinstance(error, ShareRefused):
+        response = error_response(error.status_code, text, error.headers, path=path)
+    elif isinstance(error, ShareRefused):
         text = f"{error.field}: {error}" if error.field else str(error)
-        log_refusal(request_id, error.status, text)
-        return error_response(error.status, text)
-    if isinstance(error, (ClientDisconnect, ClientLeft)):  # counted; the client does not receive it
+        response = error_response(error.status, text)
+    elif isinstance(error, (ClientDisconnect, ClientLeft)):  # counted; the client does not receive it
         return error_response(HTTPStatus.BAD_REQUEST, "client disconnected before the end of the request")
-    return None
+    else:
+        return None
+    if response.status_code not in RETRYABLE_STATUSES:
+        log.debug("request_refused", status=response.status_code, reason=text, request_id=request_id)
+    return response
 
 
 def error_response(
@@ -340,15 +345,6 @@ def has_bare_error(path: str, status: int) -> bool:
 def ingress_receipt(attempt: str) -> IngressReceipt:
     """The receipt of a request with this token."""
     return {"error": {"version": 1, "code": "request_body_timeout", "dispatch": "not_started", "attempt": attempt}}
-
-
-def log_refusal(request_id: str, status: int, reason: str) -> None:
-    """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
-
-    The reason has no value of the request.
-    """
-    if status not in RETRYABLE_STATUSES:
-        log.debug("request_refused", status=status, reason=reason, request_id=request_id)
 
 
 # ---------------------------------------------------------------------- tokens and request ids

@@ -116,9 +116,9 @@ def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], 
     """A function from a response type to its schema, and the schemas that these refer to."""
     types = [*(operation.response for operation in operations), ErrorResponse, BareErrorResponse, IngressReceipt]
     schemas, shared = TypeAdapter.json_schemas(
-        [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
+        [(kind, "serialization", TypeAdapter(kind)) for kind in dict.fromkeys(types)], ref_template=_COMPONENTS
     )
-    return lambda kind: schemas[types.index(kind), "serialization"], shared.get("$defs", {})
+    return lambda kind: schemas[kind, "serialization"], shared.get("$defs", {})
 
 
 def _describe_operation(path: str, operation: Operation, schema_of: Callable[[Any], Any]) -> dict[str, Any]:

@@ -131,13 +131,13 @@ def describe_share(details: ShareDetails, *, source: Source) -> ShareHistory:
     return ShareHistory(
         **asdict(entry),
         source=source,
-        received=_seconds(details.received_ms),
+        received=details.received_ms / 1000,
         vote_end_time=end,
         cannot_count=entry.submit_at == end,
         next_attempt=entry.due if is_scheduled else None,
         attempts_by_stage=details.attempts_by_stage,
         history=[
-            HistoryRow(_seconds(event.at_ms), event.stage, event.note, event.spent_attempt) for event in details.history
+            HistoryRow(event.at_ms / 1000, event.stage, event.note, event.spent_attempt) for event in details.history
         ],
         transaction=details.transaction,
     )
@@ -161,10 +161,6 @@ def list_rounds(rounds: Iterable[KnownRound], counts: Counts, *, now: float, sou
         for each in sorted(rounds, key=lambda each: (-each.round.vote_end_time, each.round.round_id))
     ]
     return RoundList(source=source, now=round(now, 3), rounds=rows)
-
-
-def _seconds(milliseconds: int) -> float:
-    return milliseconds / 1000
 
 
 def describe_rescan(ledger: Ledger, rescan: Rescan, *, source: Source) -> RescanState:
