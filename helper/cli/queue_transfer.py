@@ -39,11 +39,11 @@ from helper.server import operator_parameters
 from helper.server.operator_routes import MARK_STRUCT, ExportRecord
 from helper.store.backup import (
     EncryptedWriter,
-    create_file,
-    create_unencrypted_file,
     decrypt_backup,
     needs_passphrase,
     read_backup,
+    write_backup,
+    write_unencrypted_file,
 )
 from helper.store.db_copy.export import ExportedQueue
 from helper.store.db_copy.factory import SQLITE_ENGINE, create_endpoint
@@ -191,7 +191,6 @@ def export(
         queue = ExportedQueue(source, operator_parameters.parse_filter(filter_query), refs)
         number = sum(1 for _ in queue.read())
         written: dict[str, Any] = {}
-        _warn_of_partial_files(output.parent)
         if not number:
             _fail_without_shares(queue)
         if not dry_run:
@@ -237,8 +236,8 @@ def _write_and_record(
 ) -> dict[str, Any]:
     """Write the shares, for svoted without a passphrase, and record the export.
 
-    An encrypted file gets its name at the end. A file for svoted has it before shares are marked as moved: if the
-    command is killed in between, both helpers reveal them, which does no harm.
+    The file has its name before shares are marked as moved: if the command is killed in between, both helpers reveal
+    them, which does no harm.
     """
     marks = bytearray()
 
@@ -255,28 +254,20 @@ def _write_and_record(
         else:
             file.write(_encode_for_svoted(list(read_shares()), queue.round_ends))
 
-    with (create_file if passphrase else create_unencrypted_file)(output, write) as export_file:
-        queue.source.close()  # without a running helper, this process opens the file for writing
-        try:
-            exported: dict[str, Any] = {"shares": len(marks) // MARK_STRUCT.size}
-            more = {"marks": b64encode(marks).decode()} if move else {}
-            response = api.post("/queue/export", {**body, **exported, **more})
-            return {"bytes": export_file.stat().st_size, **exported, **response}
-        except BaseException:
-            if move:
-                print_message(f"shares may have been moved to {export_file}: keep this file")
-            else:
-                with acting_as_owner(export_file):
-                    export_file.unlink()
-            raise
-
-
-def _warn_of_partial_files(directory: Path) -> None:
-    for partial_file in sorted(directory.glob(".*.partial")):
-        print_message(
-            f"{partial_file} remains from an interrupted export or backup. After an interrupted --move it may be the "
-            "only copy of its shares: before you delete it, import it with `svote-helper queue import`."
-        )
+    (write_backup if passphrase else write_unencrypted_file)(output, write)
+    queue.source.close()  # without a running helper, this process opens the file for writing
+    try:
+        exported: dict[str, Any] = {"shares": len(marks) // MARK_STRUCT.size}
+        more = {"marks": b64encode(marks).decode()} if move else {}
+        response = api.post("/queue/export", {**body, **exported, **more})
+        return {"bytes": output.stat().st_size, **exported, **response}
+    except BaseException:
+        if move:
+            print_message(f"shares may have been moved to {output}: keep this file")
+        else:
+            with acting_as_owner(output) as real:
+                real.unlink()
+        raise
 
 
 def import_(

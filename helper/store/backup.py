@@ -241,7 +241,7 @@ def _require_header(head: bytes, name: str) -> None:
 
 
 def write_backup(path: Path, write: WriteContent, *, replace: bool = False, passphrase: str = "") -> None:
-    """Write an encrypted backup atomically, with mode 0600 and fsync.
+    """Write an encrypted backup or export atomically, with mode 0600 and fsync.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
@@ -253,17 +253,14 @@ def write_backup(path: Path, write: WriteContent, *, replace: bool = False, pass
         BackupError: a file of this name exists that may not be replaced, or the file could not be written.
     """
     with _writing(path) as real:
-        if replace and real.exists():
+        if not replace:
+            _refuse_existing(real)
+        elif real.exists():
             with real.open("rb") as existing:
                 _require_backup(existing, path, passphrase)
         written = _write_temporary(real, write)
         try:
             (_replace_file if replace else _create_file)(written, real)
-        except FileExistsError:
-            raise BackupError(
-                f"the file exists already: {path}",
-                advice="Choose another name, or use --force with `db backup` to replace an older backup.",
-            ) from None
         finally:
             written.unlink(missing_ok=True)
 
@@ -290,37 +287,14 @@ def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
         )
 
 
-@contextmanager
-def create_file(path: Path, write: WriteContent) -> Iterator[Path]:
-    """Write a file, with mode 0600 and fsync, and rename it to `path` after the body has run.
+def write_unencrypted_file(path: Path, write: WriteContent) -> None:
+    """Write a file, with mode 0600 and fsync, for another program.
 
-    Root writes it as the owner of the directory, so that the file belongs to that user.
-
-    Yields:
-        The temporary path. The file remains there if the body raises.
+    It has no name while it is written (O_TMPFILE, open(2)), so a process that is killed leaves no part of it. Root
+    writes it as the owner of the directory.
 
     Raises:
-        BackupError: the path exists, or the file could not be written.
-    """
-    with _writing(path) as real:
-        _refuse_existing(real)
-        written = _write_temporary(real, write)
-    yield written
-    with _writing(path, note=f"; the data is in {written}"):
-        _create_file(written, real)
-
-
-@contextmanager
-def create_unencrypted_file(path: Path, write: WriteContent) -> Iterator[Path]:
-    """Write a file as `create_file` does, but give it its name before the body runs.
-
-    It has no name while it is written (O_TMPFILE, open(2)), so a process that is killed leaves no part of it.
-
-    Yields:
-        The final path. The file remains there if the body raises.
-
-    Raises:
-        BackupError: as for `create_file`, or the file system has no such files (NFS, FAT).
+        BackupError: the path exists, the file could not be written, or the file system has no such files (NFS, FAT).
     """
     with _writing(path) as real:
         _refuse_existing(real)
@@ -331,22 +305,24 @@ def create_unencrypted_file(path: Path, write: WriteContent) -> Iterator[Path]:
             os.fsync(fd)
             os.link(f"/proc/self/fd/{fd}", real, src_dir_fd=fd)  # with a descriptor, Python follows the link in /proc
         _sync_directory(real.parent)
-    yield real
 
 
 @contextmanager
-def _writing(path: Path, note: str = "") -> Iterator[Path]:
-    """Act as the owner of a path; an OSError of the body becomes a BackupError whose text ends with the note."""
+def _writing(path: Path) -> Iterator[Path]:
+    """Act as the owner of a path; an OSError of the body becomes a BackupError."""
     try:
         with acting_as_owner(path) as real:
             yield real
     except OSError as error:
-        raise BackupError(f"{path} cannot be written: {error.strerror or error}{note}") from error
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise BackupError(f"the file exists already: {path}", advice="Choose another name.")
+        raise BackupError(
+            f"the file exists already: {path}",
+            advice="Choose another name; `db backup --force` replaces an older backup.",
+        )
 
 
 def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
@@ -457,4 +433,3 @@ def _create_file(written: Path, path: Path) -> None:
             raise FileExistsError(errno.EEXIST, "it exists already") from None
     # Has no effect if both are names of one file, as after `hardlink_to`.
     _replace_file(written, path)
-    written.unlink(missing_ok=True)

@@ -229,7 +229,7 @@ def temporary_path(path: Path) -> Path:
 def _erase_copies_of_killed_restores(database: Path) -> None:
     """Erase unfinished copies of the database, which may contain witnesses. Call this under the lock.
 
-    A file that is encrypted with age is kept: it may be an export that has moved shares.
+    A file that is encrypted with age is kept: it is a backup or an export, which another command may be writing.
     """
     name = re.compile(rf"\.{re.escape(database.name)}\.[0-9]+\.partial")
     for path in database.parent.iterdir():
@@ -239,7 +239,7 @@ def _erase_copies_of_killed_restores(database: Path) -> None:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(fd, "r+b") as file:
                 if AGE_HEADER.startswith(file.read(len(AGE_HEADER))):
-                    continue  # also if it is still being written
+                    continue  # also if it has no complete header yet
                 erase_content(file)
             path.unlink()
         except OSError as error:

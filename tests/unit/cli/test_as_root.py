@@ -19,7 +19,7 @@ import pytest
 
 from helper.runtime.process_security import acting_as_owner
 from helper.server.listening import listen_unix
-from helper.store.backup import create_unencrypted_file
+from helper.store.backup import write_unencrypted_file
 from tests.unit.cli.test_db import create_database
 from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND
@@ -145,8 +145,7 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, direc
 
 
 def test_unencrypted_file_of_root_belongs_to_the_owner_of_the_directory(directory: Path) -> None:
-    with create_unencrypted_file(directory / "shares", lambda file: file.write(b"shares")):
-        pass
+    write_unencrypted_file(directory / "shares", lambda file: file.write(b"shares"))
     assert file_owners(directory) == {"shares": SERVICE_UID}
 
 
@@ -192,17 +191,6 @@ def test_root_command_reads_nothing_of_the_installation_as_the_owner(
     script = [sys.executable, "-c", _RUN_AND_REPORT_READS, f"{REPO_ROOT}/"]
     done = subprocess.run([*script, *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_export_after_interrupted_export_reports_leftover_file(
-    database: Path, directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left = directory / ".shares.12345.partial"
-    left.write_bytes(b"sealed")
-    assert run_command("queue", "export", "--output", str(directory / "new"), "--db", str(database)) == 0
-    messages = capsys.readouterr().err
-    assert f"{left} remains from an interrupted export" in messages
-    assert left.read_bytes() == b"sealed"
 
 
 def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,14 +24,13 @@ from helper.store.backup import (
     WORK_FACTOR,
     EncryptedWriter,
     WriteContent,
-    create_file,
-    create_unencrypted_file,
     decrypt_backup,
     encrypt_backup,
     restore_database,
     write_backup,
+    write_unencrypted_file,
 )
-from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.file_lock import FileLock, temporary_path
 from helper.store.sqlite.snapshot import check_image, read_contents, take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -308,8 +307,7 @@ def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> No
 
 def test_file_of_killed_command_with_the_same_process_id_blocks_no_other(tmp_path: Path) -> None:
     output = tmp_path / "queue.age"
-    with pytest.raises(KeyboardInterrupt), create_file(output, content(b"age-encryption.org/v1\n1")):
-        raise KeyboardInterrupt
+    temporary_path(output).touch()
     write_backup(output, content(b"age-encryption.org/v1\n2"))
     assert output.read_bytes() == b"age-encryption.org/v1\n2"
     assert len(list(tmp_path.iterdir())) == 2
@@ -325,23 +323,20 @@ def test_backup_never_replaces_export(tmp_path: Path, monkeypatch: pytest.Monkey
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(Path, "hardlink_to", refuse)
-    with create_file(output, content(export)):
-        assert not output.exists()
+    write_backup(output, content(export))
     for replace in (False, True):
         with pytest.raises(BackupError, match=r"exists already|is an export"):
             write_backup(output, content(b"age-encryption.org/v1\n"), replace=replace, passphrase=PASSPHRASE)
     # a file that appears while the export is written is not replaced either
-    with (
-        pytest.raises(BackupError, match="the data is in"),
-        create_file(tmp_path / "late.age", content(export)) as partial,
-    ):
-        (tmp_path / "late.age").write_bytes(b"another file")
-    assert (output.read_bytes(), partial.read_bytes()) == (export, export)
-    assert (tmp_path / "late.age").read_bytes() == b"another file"
+    late = tmp_path / "late.age"
+    with pytest.raises(BackupError, match="exists"):
+        write_backup(late, lambda _: late.write_bytes(b"another file"))
+    assert (output.read_bytes(), late.read_bytes()) == (export, b"another file")
+    assert {*tmp_path.iterdir()} == {output, late}
 
 
 def test_unencrypted_file_has_no_name_before_it_is_complete(tmp_path: Path) -> None:
-    """A command that is killed therefore leaves no part of it, and once shares are moved, the file is there."""
+    """A command that is killed therefore leaves no part of it."""
     output, write = tmp_path / "queue.json", content(b"shares")
 
     def write_partly(file: BinaryIO) -> None:
@@ -350,14 +345,14 @@ def test_unencrypted_file_has_no_name_before_it_is_complete(tmp_path: Path) -> N
         assert list(tmp_path.iterdir()) == []
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), create_unencrypted_file(output, write_partly):
-        pass
+    with pytest.raises(KeyboardInterrupt):
+        write_unencrypted_file(output, write_partly)
     assert list(tmp_path.iterdir()) == []
-    with create_unencrypted_file(output, write) as named:
-        assert (named, list(tmp_path.iterdir())) == (output, [output])
+    write_unencrypted_file(output, write)
+    assert list(tmp_path.iterdir()) == [output]
     assert (output.read_bytes(), stat.S_IMODE(output.stat().st_mode)) == (b"shares", 0o600)
-    with pytest.raises(BackupError, match="exists already"), create_unencrypted_file(output, write):
-        pass
+    with pytest.raises(BackupError, match="exists already"):
+        write_unencrypted_file(output, write)
 
 
 # ---------------------------------------------------------------------- restore
@@ -438,7 +433,7 @@ async def test_copy_that_killed_restore_left_is_erased(
     await store.close()
     left, *kept = (path.with_name(f".{path.name}.{end}.partial") for end in ("12345", "12346", "age.12345", "x"))
     left.write_bytes(image)
-    kept[0].write_bytes(seal(b"the only copy of moved shares", passphrase="correct horse"))
+    kept[0].write_bytes(seal(b"a backup of the same name", passphrase="correct horse"))
     for other in kept[1:]:
         other.write_bytes(image)
     with left.open("rb") as opened:
