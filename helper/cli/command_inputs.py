@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -40,6 +40,8 @@ def read_queue_settings(options: QueueOptions, key_file: Path | None = None) -> 
     return read_settings(options.config, {key: str(path) if path else None for key, path in flags.items()}).config
 
 
+MIN_PASSPHRASE_CHARS: Final = 12
+"""Minimum length of a passphrase to encrypt with."""
 PassphraseOption = Annotated[
     Path | None,
     typer.Option(
@@ -68,3 +70,11 @@ def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
         fail(f"no passphrase: use --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
     entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return entered
+
+
+def read_new_passphrase(file: Path | None) -> str:
+    """Read a passphrase to encrypt with, prompting twice. Ends the command if it is too short."""
+    passphrase = read_passphrase(file, confirm=True)
+    if len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    return passphrase

@@ -16,6 +16,7 @@ import typer
 
 from helper.cli.command_inputs import (
     PassphraseOption,
+    read_new_passphrase,
     read_passphrase,
     read_queue_settings,
     read_settings,
@@ -42,7 +43,6 @@ from helper.core.json_records import fact
 from helper.errors import NotFound, StoreKeyError
 from helper.runtime.process_security import acting_as_owner, harden_process
 from helper.store.backup import (
-    MIN_PASSPHRASE_CHARS,
     decrypt_backup,
     encrypt_backup,
     needs_passphrase,
@@ -351,14 +351,6 @@ def _find_database(
 def _refuse_two_keys(recipient: list[str] | None, passphrase_file: Path | None) -> None:
     if recipient and passphrase_file is not None:
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
-
-
-def read_new_passphrase(file: Path | None) -> str:
-    """Read a passphrase to encrypt with, prompting twice. Ends the command if it is too short."""
-    passphrase = read_passphrase(file, confirm=True)
-    if len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
-    return passphrase
 
 
 def encrypt(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import typer
 
-from helper.cli.command_inputs import PassphraseOption, read_passphrase
+from helper.cli.command_inputs import PassphraseOption, read_new_passphrase, read_passphrase
 from helper.cli.conventions import (
     DryRunOption,
     ExitCode,
@@ -26,7 +26,6 @@ from helper.cli.conventions import (
     print_message,
     require_confirmation,
 )
-from helper.cli.db import read_new_passphrase
 from helper.cli.operator_api import OperatorApi, RefsArgument, Selection
 from helper.cli.queue import MOVED_TEXT, ROUND_CHARS
 from helper.clock import SystemClock

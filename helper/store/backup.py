@@ -31,8 +31,6 @@ from helper.runtime.process_security import acting_as_owner
 from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
 from helper.store.sqlite.opening import DATABASE_HEADER, refuse_other_file
 
-MIN_PASSPHRASE_CHARS: Final = 12
-"""Minimum length of a passphrase for a new backup."""
 _PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
 _HEADER: Final = re.compile(
     rb"(%s([A-Za-z0-9+/]{22}) ([1-9][0-9]?)\n([A-Za-z0-9+/]{43})\n---) ([A-Za-z0-9+/]{43})\n"
@@ -63,7 +61,7 @@ def encrypt_backup(file: BinaryIO, content: BinaryIO, *, passphrase: str = "", r
     """Write the content of a database file, encrypted with a passphrase, or to recipients (`age1…`) if it is empty.
 
     Raises:
-        BackupError: the passphrase is too short, or a recipient is invalid.
+        BackupError: a recipient is invalid.
     """
     if passphrase:
         writer = EncryptedWriter(file, passphrase)
@@ -86,14 +84,9 @@ class EncryptedWriter:
     Args:
         file: an empty file that can be searched.
         head_bytes: length of what `finish` adds before the content, at most `_CHUNK_BYTES`.
-
-    Raises:
-        BackupError: the passphrase is too short.
     """
 
     def __init__(self, file: BinaryIO, passphrase: str, *, head_bytes: int = 0) -> None:
-        if len(passphrase) < MIN_PASSPHRASE_CHARS:
-            raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
         file_key, salt, nonce = os.urandom(16), os.urandom(16), os.urandom(_NONCE_BYTES)
         wrapped_key = aead_encrypt(file_key, None, bytes(12), _derive_wrap_key(passphrase, salt, WORK_FACTOR))
         header = b"%s%s %d\n%s\n---" % (_PASSPHRASE_HEADER, _base64(salt), WORK_FACTOR, _base64(wrapped_key))
@@ -163,14 +156,12 @@ def _from_base64(text: bytes) -> bytes:
 
 
 def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
-    """Decrypt a backup with its passphrase or one of the identities (`AGE-SECRET-KEY-1…`).
+    """Decrypt a backup (`read_backup`) with its passphrase or one of the identities (`AGE-SECRET-KEY-1…`).
 
     Raises:
-        BackupError: the file is not a backup, its scrypt work factor is above `MAX_WORK_FACTOR`, or an identity
-            cannot be parsed.
+        BackupError: the scrypt work factor of the file is above `MAX_WORK_FACTOR`, or an identity cannot be parsed.
         BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
-    _require_header(sealed, "this file")
     if needs_passphrase(sealed):
         return b"".join(_decrypt_chunks(BytesIO(sealed), passphrase))
     try:

@@ -210,15 +210,11 @@ def test_unseal_accepts_only_the_recipient_identity() -> None:
         decrypt_backup(sealed, identities=["nonsense"])
 
 
-def test_seal_with_weak_secret_is_refused() -> None:
-    with pytest.raises(BackupError, match="shorter than 12"):
-        seal(b"image", passphrase="short")
+def test_seal_without_valid_recipient_is_refused() -> None:
     with pytest.raises(BackupError):
         seal(b"image", recipients=["age1nonsense"])
     with pytest.raises(BackupError):
         seal(b"image")
-    with pytest.raises(BackupError, match="not encrypted"):
-        decrypt_backup(b"SQLite format 3\x00", passphrase=PASSPHRASE)
 
 
 @pytest.mark.parametrize("factor", [MAX_WORK_FACTOR + 1, 64, 99])
