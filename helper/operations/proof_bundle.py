@@ -90,31 +90,26 @@ class ProofBundle:
         return get_generation(self.circuit.name).create_statement(self.message, self.root)
 
 
-class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+class _Part(BaseModel):
+    """The fields of a JSON part that its bundle is packed from again. All others follow from the transaction."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
-class _Circuit(_StrictModel):
-    name: Annotated[str, Field(max_length=16)]
-    fingerprint: Hex32
-    crate: Annotated[str, Field(max_length=64)]
+class _Circuit(_Part):
+    name: str
+    fingerprint: str
 
 
-class _Manifest(_StrictModel):
+class _Manifest(_Part):
     format: Literal["svote-helper reveal evidence"]
     version: Literal[1]
     chain_id: ChainId
     height: Height
-    transaction_hash: TxHash
     circuit: _Circuit
-    sha256: dict[Literal["transaction.bin", "proof.bin", "public-inputs.json"], Hex32]
 
 
-class _Inputs(BaseModel):
-    """The part of the public inputs that the transaction does not contain."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
-
+class _Inputs(_Part):
     root: Hex32
 
 
@@ -147,6 +142,14 @@ def verify_bundle(proof_bundle: ProofBundle) -> None:
 
 def pack_bundle(proof_bundle: ProofBundle) -> bytes:
     """Encode a bundle as a zip file. Equal bundles give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
+        for name, content in _create_members(proof_bundle).items():
+            bundle.writestr(create_zip_entry(name, zipfile.ZIP_STORED), content)
+    return buffer.getvalue()
+
+
+def _create_members(proof_bundle: ProofBundle) -> dict[str, bytes]:
     contents = {
         TRANSACTION: proof_bundle.transaction,
         PROOF: proof_bundle.message.proof,
@@ -165,12 +168,7 @@ def pack_bundle(proof_bundle: ProofBundle) -> bytes:
         },
         "sha256": {name: sha256(content).hexdigest() for name, content in contents.items()},
     }
-    contents[MANIFEST] = _encode_json(manifest)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
-        for name, content in contents.items():
-            bundle.writestr(create_zip_entry(name, zipfile.ZIP_STORED), content)
-    return buffer.getvalue()
+    return {**contents, MANIFEST: _encode_json(manifest)}
 
 
 def create_zip_entry(name: str, method: int) -> zipfile.ZipInfo:
@@ -207,26 +205,19 @@ def unpack_bundle(bundle: bytes) -> ProofBundle:
         raise ProofBundleError(f"the bundle is larger than {MAX_BUNDLE_BYTES} bytes")
     contents = _read_members(bundle)
     manifest = _parse_model(_Manifest, MANIFEST, contents[MANIFEST])
-    for name in (TRANSACTION, PROOF, INPUTS):
-        if sha256(contents[name]).hexdigest() != manifest.sha256.get(name):
-            raise ProofBundleError(f"{name}: hash does not match the manifest")
-    if sha256(contents[TRANSACTION]).hexdigest().upper() != manifest.transaction_hash:
-        raise ProofBundleError(f"{MANIFEST}: transaction_hash does not match the transaction")
     generation = GENERATIONS.get(manifest.circuit.name)
     if generation is None or generation.info.fingerprint != manifest.circuit.fingerprint:
         raise ProofBundleError(f"{MANIFEST}: unknown circuit")
-    inputs = _parse_model(_Inputs, INPUTS, contents[INPUTS])
     proof_bundle = ProofBundle(
         chain_id=manifest.chain_id,
         height=manifest.height,
         transaction=contents[TRANSACTION],
         circuit=generation.info,
-        root=bytes.fromhex(inputs.root),
+        root=bytes.fromhex(_parse_model(_Inputs, INPUTS, contents[INPUTS]).root),
     )
-    if proof_bundle.message.proof != contents[PROOF]:
-        raise ProofBundleError(f"{PROOF}: does not match the proof in the transaction")
-    if _encode_inputs(proof_bundle) != contents[INPUTS]:
-        raise ProofBundleError(f"{INPUTS}: does not match the transaction")
+    for name, expected in _create_members(proof_bundle).items():
+        if contents[name] != expected:
+            raise ProofBundleError(f"{name}: does not match the transaction")
     if pack_bundle(proof_bundle) != bundle:
         raise ProofBundleError("the bundle contains additional data or is not canonically encoded")
     return proof_bundle

@@ -20,7 +20,7 @@ from helper.observability import log_config
 from helper.store import audit_log, messages, rounds, shares
 from helper.store.models import QueueFilter
 from helper.store.table_rows import RevealRow
-from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_manifest_changes
+from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import LiveDaemon, create_queue_file, run_live_daemon
 from tests.unit.cli.test_main import run_command
@@ -162,9 +162,10 @@ def test_json_output_of_admin_commands(run_json: RunJson, monkeypatch: pytest.Mo
 def test_untrusted_text_on_stderr_has_no_control_characters(
     run_json: RunJson, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("bad.zip").write_bytes(with_manifest_changes(**{"\x1b[2J\x07 all is well": 1}))
-    assert "all is well" in run_json("proof verify", "bad.zip", code=1)["reason"]
-    assert run_command("proof", "verify", "bad.zip") == 1
+    name = "\x1b[2J\x07 all is well"
+    Path(name).write_bytes(BUNDLE[:-1])
+    assert "all is well" in run_json("proof verify", name, code=1)["bundle"]
+    assert run_command("proof", "verify", f"{name}, too") == 5
     output = capsys.readouterr()
     assert "all is well" in output.err
     assert not [char for char in output.out + output.err if not char.isprintable() and char not in "\t\n"]
