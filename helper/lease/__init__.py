@@ -207,8 +207,6 @@ RENEWALS_PER_TERM: Final = 3
 ATTEMPTS_PER_TERM: Final = 10
 """Attempts of a waiting host to acquire the lease, per lease term."""
 
-UNABLE: Final = "this host cannot send now"
-
 
 class LeaseKeeper:
     """Acquires, renews and releases the sender lease of one host.
@@ -268,13 +266,11 @@ class LeaseKeeper:
         """
         held_since: float | None = None  # start of an uninterrupted period in which another host held it
         while True:
-            while not self._can_send():
-                self._warn_once("sending_paused", UNABLE, "`svote-helper doctor` on this host names the reason.")
-                if give_up_on_error:
-                    return
-                held_since = None
-                await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
             try:
+                if not self._can_send():
+                    raise LeaseError(
+                        "this host cannot send now", advice="`svote-helper doctor` on this host names the reason."
+                    )
                 if await self._lease.acquire():
                     break
             except LeaseError as error:

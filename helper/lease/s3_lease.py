@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from typing import Annotated, Final, Literal, TypeVar
 
-import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.clock import Clock
@@ -116,7 +114,8 @@ class S3Lease(Lease):
     """A `Lease` in a bucket.
 
     Args:
-        bucket: stores the lease; each of its calls must finish within a quarter of `seconds`.
+        bucket: stores the lease; each of its calls must finish within a quarter of `seconds`, because a method of the
+            lease makes up to four.
         name: name of the object, the same for all hosts that share the queue or have a copy of it.
     """
 
@@ -153,21 +152,20 @@ class S3Lease(Lease):
             LeaseError: the outcome is unknown, or the store ignores write conditions.
         """
         await self._check_conditional_writes()
-        with self._time_limit():
-            for _ in range(_WRITE_ATTEMPTS):
-                stored = await self._fetch()
-                if stored is None:
-                    await self._create_without_holder()
-                    return False
-                record = self._parse_record(stored)
-                if not self._is_free(stored, record):
-                    self.holder, self.holder_seconds = record.host, record.seconds
-                    return False
-                fence = max(self.fence, record.fence) + 1
-                requested_at = self._term.read_clocks()
-                if tag := await self._write(stored.etag, self._create_record(fence)):
-                    self._start_term(fence, tag, requested_at)
-                    return True
+        for _ in range(_WRITE_ATTEMPTS):
+            stored = await self._fetch()
+            if stored is None:
+                await self._create_without_holder()
+                return False
+            record = self._parse_record(stored)
+            if not self._is_free(stored, record):
+                self.holder, self.holder_seconds = record.host, record.seconds
+                return False
+            fence = max(self.fence, record.fence) + 1
+            requested_at = self._term.read_clocks()
+            if tag := await self._write(stored.etag, self._create_record(fence)):
+                self._start_term(fence, tag, requested_at)
+                return True
         raise LeaseError(_REFUSED_WRITES)
 
     async def renew(self) -> bool:
@@ -186,26 +184,16 @@ class S3Lease(Lease):
 
     async def _replace_own(self, *, released: bool = False) -> tuple[str, Moment] | None:
         """Replace the version of this process. Returns its ETag and the moment of the request; None if it is lost."""
-        with self._time_limit():
-            for _ in range(_WRITE_ATTEMPTS):
-                if not self._tag:
-                    return None
-                requested_at = self._term.read_clocks()
-                if tag := await self._write(self._tag, self._create_record(self.fence, released=released)):
-                    return tag, requested_at
-                await self._check_ownership()
+        for _ in range(_WRITE_ATTEMPTS):
+            if not self._tag:
+                return None
+            requested_at = self._term.read_clocks()
+            if tag := await self._write(self._tag, self._create_record(self.fence, released=released)):
+                return tag, requested_at
+            await self._check_ownership()
         if self._tag:
             raise LeaseError(_REFUSED_WRITES)
         return None
-
-    @contextmanager
-    def _time_limit(self) -> Iterator[None]:
-        """Limit the total time of all requests in the `with` block to the validity of a lease."""
-        try:
-            with anyio.fail_after(self.seconds):
-                yield
-        except TimeoutError:
-            raise LeaseError(f"the object store did not respond within {self.seconds:g} s") from None
 
     def _start_term(self, fence: int, tag: str, requested_at: Moment) -> None:
         self._tag, self.fence, self.holder = tag, fence, ""
@@ -294,7 +282,7 @@ class S3Lease(Lease):
         """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
         if self._check_rounds_left and not self._fault:
             try:
-                await self._test_store(self._name + CHECK_SUFFIX)
+                self._fault = await self._find_fault(self._name + CHECK_SUFFIX)
             except BucketError as error:
                 raise _to_lease_error(error) from None
         if self._fault:  # also in later attempts: another check may not detect it
@@ -303,34 +291,32 @@ class S3Lease(Lease):
                 advice="Use an object store with atomic conditional writes, or a newer version; then restart.",
             )
 
-    async def _test_store(self, name: str) -> None:
+    async def _find_fault(self, name: str) -> str:
+        """Return why the store cannot hold a lease, "" if no test shows a reason."""
         repeat, unwanted = self._repeat_throttled, b"must not be written\n"
         await repeat(lambda: self._bucket.create(name, b"there\n"))
         if (
             await repeat(lambda: self._bucket.create(name, unwanted)) is not None
             or await repeat(lambda: self._bucket.replace(name, unwanted, _WRONG_TAG)) is not None
         ):
-            raise LeaseError(
-                "this object store ignores If-None-Match or If-Match and cannot hold a lease",
-                advice="Use an object store with conditional writes, or a newer version of this one.",
-            )
+            return "ignores If-None-Match or If-Match and cannot hold a lease"
         absent = f"{name}.{secrets.token_hex(8)}"  # random: the store may have created that of another test
         if await repeat(lambda: self._bucket.replace(absent, unwanted, _WRONG_TAG)) is not None:
-            self._fault = (
+            return (
                 "creates a missing object despite If-Match and cannot hold a lease: a host could renew a lease that "
                 "was deleted"
             )
-        while not self._fault and self._check_rounds_left:
+        while self._check_rounds_left:
             if not await repeat(lambda: self._is_one_write_done(name)):
-                self._fault = "accepts several concurrent writes with the same If-Match and cannot hold a lease"
+                return "accepts several concurrent writes with the same If-Match and cannot hold a lease"
             self._check_rounds_left -= 1
+        return ""
 
     async def _repeat_throttled(self, request: Callable[[], Awaitable[T]]) -> T:
         """Make requests of a test, and repeat them if the store limits their rate."""
         for attempts_left in reversed(range(_CHECK_ATTEMPTS)):
             try:
-                with self._time_limit():
-                    return await request()
+                return await request()
             except BucketThrottled:
                 if not attempts_left:
                     raise

@@ -387,17 +387,6 @@ async def test_bucket_access_denied_gives_advice() -> None:
     assert "credentials" in caught.value.advice
 
 
-async def test_bucket_without_response_times_out() -> None:
-    class UnresponsiveBucket(MemoryBucket):
-        async def create(self, name: str, body: bytes) -> str | None:
-            await asyncio.Event().wait()
-            return None
-
-    lease = S3Lease(UnresponsiveBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=0.02)
-    with pytest.raises(LeaseError, match=r"within 0\.02 s"):
-        await lease.acquire()
-
-
 @pytest.mark.parametrize(("stored_seconds", "expires_after"), [(20, 20), (5, 10)])
 async def test_lease_of_another_host_expires_after_the_longer_of_both_durations(
     stored_seconds: float, expires_after: float
