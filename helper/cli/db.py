@@ -309,8 +309,7 @@ def _summarize_contents(contents: Contents) -> str:
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    with file.open("rb") as opened:
-        sealed = read_backup(opened, file)
+    sealed = read_backup(file)
     if needs_passphrase(sealed):
         image = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     else:

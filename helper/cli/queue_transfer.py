@@ -335,8 +335,7 @@ def import_(
 
 
 def _decrypt_export(file: Path, passphrase_file: Path | None) -> bytes:
-    with file.open("rb") as opened:
-        sealed = read_backup(opened, file)
+    sealed = read_backup(file)
     if not needs_passphrase(sealed):
         fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
     content = decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))

@@ -215,20 +215,21 @@ def _decrypt_chunks(file: BinaryIO, passphrase: str) -> Iterator[bytes]:
         raise BackupKeyError("the file could not be decrypted: another passphrase, or it is damaged") from None
 
 
-def read_backup(file: BinaryIO, path: Path) -> bytes:
+def read_backup(path: Path) -> bytes:
     """Read an encrypted file. The header comes first: another file may not fit into memory, and a device has no end.
 
     Raises:
         BackupError: it does not begin with the header of a backup.
     """
-    head = file.read(len(AGE_HEADER))
-    _require_header(head, str(path))
-    return head + file.read()
+    with path.open("rb") as file:
+        head = file.read(len(AGE_HEADER))
+        _require_header(head, path)
+        return head + file.read()
 
 
-def _require_header(head: bytes, name: str) -> None:
+def _require_header(head: bytes, path: Path) -> None:
     if not head.startswith(AGE_HEADER):
-        raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
+        raise BackupError(f"{path} is not a backup or export of this helper: it is not encrypted with age")
 
 
 def write_backup(path: Path, write: WriteContent, *, replace: bool = False, passphrase: str = "") -> None:
@@ -262,7 +263,7 @@ def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:
     Backups and exports look alike without the passphrase, but an export is never encrypted to recipients.
     """
     head = file.read(len(_PASSPHRASE_HEADER))
-    _require_header(head, str(path))
+    _require_header(head, path)
     if not needs_passphrase(head):
         return
     file.seek(0)
@@ -299,13 +300,13 @@ def write_unencrypted_file(path: Path, write: WriteContent) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Path]:
+def _writing(path: Path, advice: str | None = None) -> Iterator[Path]:
     """Act as the owner of a path; an OSError of the body becomes a BackupError."""
     try:
         with acting_as_owner(path) as real:
             yield real
     except OSError as error:
-        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}", advice=advice) from error
 
 
 def _refuse_existing(path: Path) -> None:
@@ -333,20 +334,14 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
         StoreForeign: there is a file at its path that is not a database of this helper.
         BackupError: a database exists already, or the files could not be written.
     """
-    try:
-        with acting_as_owner(database) as real:
-            refuse_other_file(real, may_be_damaged=True)
-            lock = FileLock(real)
-            lock.acquire(to_restore=True)
-            try:
-                return _restore_locked(image, real, lock, set_aside=set_aside)
-            finally:
-                lock.release(clean=False)
-    except OSError as error:
-        raise BackupError(
-            f"{database} cannot be written: {error.strerror or error}",
-            advice="Fix the problem and run the command again with --force.",
-        ) from error
+    with _writing(database, advice="Fix the problem and run the command again with --force.") as real:
+        refuse_other_file(real, may_be_damaged=True)
+        lock = FileLock(real)
+        lock.acquire(to_restore=True)
+        try:
+            return _restore_locked(image, real, lock, set_aside=set_aside)
+        finally:
+            lock.release(clean=False)
 
 
 def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: bool) -> Path | None:

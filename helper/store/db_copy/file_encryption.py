@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import StoreCopyDiffers, StoreKeyError
+from helper.errors import StoreCopyDiffers
 from helper.store.db_copy.endpoint import SHARES, LiveShare, select_sound
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
@@ -51,13 +51,11 @@ def rewrite_file(path: Path, clock: Clock, encryption: RowEncryption, *, encrypt
 
     Raises:
         StoreLocked: a helper has it open.
-        StoreKeyError: the file is encrypted with another key, or is to be decrypted and is not encrypted.
+        StoreKeyError: the file is encrypted with another key.
         StoreError: it failed; the file is unchanged.
     """
     with closing(SqliteEndpoint(path, clock, encryption)) as endpoint:
         endpoint.lock_exclusive()
-        if not encrypt and not endpoint.encryption.is_encrypted:
-            raise StoreKeyError(f"{path} is not encrypted", advice="Nothing was changed.")
         with endpoint.write_transaction():
             result = _rewrite(endpoint, encryption if encrypt else UNENCRYPTED)
         result.is_erased = _erase(endpoint.opened.eraser, clock)

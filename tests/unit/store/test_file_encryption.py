@@ -336,9 +336,3 @@ async def test_damaged_rows_are_deleted_and_reported(path: Path) -> None:
     assert read_contents(path, FakeClock(), NEW).damaged == 0
     async with open_queue_file(path, NEW) as queue:
         assert await queue.count_shares() == {ROUND: {ShareState.WAITING: 1, ShareState.SENT: 1}}
-
-
-async def test_decrypting_unencrypted_file_is_refused(path: Path) -> None:
-    await fill(path, UNENCRYPTED, 1)
-    with pytest.raises(StoreKeyError, match="is not encrypted"):
-        rewrite_file(path, SystemClock(), NEW, encrypt=False)
