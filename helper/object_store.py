@@ -63,11 +63,13 @@ def open_bucket(
     *,
     clock: Clock,
     seconds: float | None = None,
+    retries: int = 0,
 ) -> Bucket:
     """Open a bucket, with the credentials of the settings or of the environment. Makes no request.
 
     Args:
         seconds: time limit of a request, None for that of the settings.
+        retries: repetitions of a request after an error of the store or the connection, within the time limit.
 
     Raises:
         ConfigError: the library is not installed, or the credentials file is invalid.
@@ -93,7 +95,7 @@ def open_bucket(
         prefix=location.path or None,
         config=config,
         client_options=options,
-        retry_config={"max_retries": 0, "retry_timeout": timeout},
+        retry_config={"max_retries": retries, "retry_timeout": timeout},
         credential_provider=provider,
     )
     return Bucket(store, location, timeout.total_seconds())
@@ -129,7 +131,7 @@ def read_credential(path: Path, profile: str, clock: Clock) -> S3Credential:
 class Bucket:
     """Named objects below one path of a store.
 
-    Each method except `list_names` makes one request, without retry and with a time limit. All raise BucketError if the
+    Each method except `list_names` makes one request, with a time limit. All raise BucketError if the
     outcome is unknown (a write may have been done), and BucketRefused if the store denies access.
 
     A request is a blocking call of the library in a worker thread. The asynchronous calls of the library complete in

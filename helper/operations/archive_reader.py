@@ -44,6 +44,8 @@ from helper.operations.proof_bundle import ProofBundle, unpack_bundle
 
 CONCURRENCY = 8
 """Index parts that are read concurrently."""
+RETRIES = 3
+"""Repetitions of a failed request, within a second. A longer failure is left to the next check of the archive."""
 
 
 def open_archive_bucket(config: Config, clock: Clock) -> Bucket:
@@ -54,7 +56,7 @@ def open_archive_bucket(config: Config, clock: Clock) -> Bucket:
     """
     if not config.archive.place:
         raise ConfigError("[archive] place is not set")
-    return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock)
+    return open_bucket(config.s3, BucketLocation.parse(config.archive.place), clock=clock, retries=RETRIES)
 
 
 async def find_bundle(bucket: Bucket, nullifier: bytes, round_ids: Sequence[bytes]) -> ProofBundle | None:

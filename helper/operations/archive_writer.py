@@ -20,7 +20,7 @@ from helper.chain.node_pool import gather_limited
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
 from helper.clock import Clock
-from helper.errors import BucketError, BucketRefused, ChainUnavailable, HelperError, ProofBundleError
+from helper.errors import ChainUnavailable, HelperError, ProofBundleError
 from helper.object_store import Bucket
 from helper.observability.service_state import ArchiveState
 from helper.operations.archived_objects import (
@@ -42,8 +42,6 @@ from helper.operations.proof_bundle import ProofBundle, find_circuit, pack_bundl
 
 log = structlog.get_logger("helper.operations")
 
-RETRY_PAUSES_SECONDS: Final = (2.0, 4.0)
-"""Seconds before the second and third attempt of a write."""
 CONCURRENCY: Final = 4
 """Blocks that are processed concurrently, and bundles of one block."""
 BATCH_BLOCKS: Final = 8
@@ -147,7 +145,7 @@ class ArchiveWriter:
             return False
         await self._write_part(self._next_part, heights, chain_id)
         progress = Progress(chain_id=chain_id, next_part=self._next_part + 1)
-        await self._put_object(progress_name(chain_id), progress.to_line())
+        await self._bucket.put(progress_name(chain_id), progress.to_line())
         self._next_part += 1
         self._clear_part()
         return True
@@ -197,9 +195,9 @@ class ArchiveWriter:
             for round_id, entry in self._entries_by_height[height]:
                 rounds[round_id].append(entry)
         for written, content in group_blocks(sorted(self._lines_by_height.items())):
-            await self._put_object(blocks_name(chain_id, written), content)
+            await self._bucket.put(blocks_name(chain_id, written), content)
         for round_id, entries in rounds.items():
-            await self._put_object(index_name(round_id, part), encode_index(entries))
+            await self._bucket.put(index_name(round_id, part), encode_index(entries))
         if rounds:
             count = sum(map(len, rounds.values()))
             log.info("archive_part_written", height=heights[-1], count=count, rounds=len(rounds))
@@ -241,7 +239,7 @@ class ArchiveWriter:
         except ProofBundleError as error:
             log.error("archive_reveal_skipped", height=reveal.height, reason=str(error))
             return None
-        await self._put_object(bundle_name(message.round_id, proof_bundle.tx_hash), bundle)
+        await self._bucket.put(bundle_name(message.round_id, proof_bundle.tx_hash), bundle)
         return message.round_id, IndexEntry(
             height=reveal.height,
             transaction=proof_bundle.tx_hash,
@@ -257,18 +255,6 @@ class ArchiveWriter:
         if root is None:
             raise ProofBundleError(f"no node has the round's root at the anchor height {height}")
         return root
-
-    async def _put_object(self, name: str, body: bytes) -> None:
-        for pause in RETRY_PAUSES_SECONDS:
-            try:
-                await self._bucket.put(name, body)
-            except BucketRefused:
-                raise
-            except BucketError:
-                await self._clock.sleep(pause)
-            else:
-                return
-        await self._bucket.put(name, body)
 
     def _skip_pruned(self, height: int, error: HeightPrunedError) -> None:
         """Skip a pruned block and all blocks below the lowest available height.

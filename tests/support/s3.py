@@ -200,11 +200,18 @@ class ObjectStoreProcess(ChildProcess):
         return f"http://127.0.0.1:{self._server_port}"
 
     def open_bucket_client(
-        self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, url: str = "", **settings: Any
+        self,
+        path: str = "",
+        *,
+        seconds: float = 10,
+        retries: int = 0,
+        name: str = BUCKET_NAME,
+        url: str = "",
+        **settings: Any,
     ) -> Bucket:
         """Open the bucket with the product's client, at another URL of the store if one is given."""
         section = S3Section(endpoint=url or self.url, **settings)
-        return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), seconds=seconds)
+        return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), seconds=seconds, retries=retries)
 
     async def set_faults(self, **switches: object) -> None:
         async with httpx.AsyncClient() as http:

@@ -19,6 +19,7 @@ from helper.config.value_types import BucketLocation
 from helper.errors import BucketError, BucketRefused, BucketThrottled, ConfigError, LeaseError
 from helper.lease.s3_lease import LeaseRecord, S3Lease
 from helper.object_store import Bucket, open_bucket
+from helper.operations.archive_reader import RETRIES
 from tests.support.clock import FakeClock
 from tests.support.process import find_free_port
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, put_released_lease
@@ -134,6 +135,17 @@ async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     unreachable = S3Section(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
         await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), seconds=1).get("a")
+
+
+async def test_requests_are_repeated_if_the_store_fails_but_not_if_it_refuses(store: ObjectStoreProcess) -> None:
+    bucket = store.open_bucket_client(retries=RETRIES)
+    await store.set_faults(unavailable=RETRIES)
+    await bucket.put("a", b"x")
+    assert await store.request_counts() == {"PUT": RETRIES + 1}
+    await store.set_faults(forbidden=1)
+    with pytest.raises(BucketRefused):
+        await bucket.put("a", b"x")
+    assert await store.request_counts() == {"PUT": 1}
 
 
 async def test_same_store_error_has_same_message() -> None:

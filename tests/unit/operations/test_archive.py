@@ -14,7 +14,7 @@ from helper.chain.block_reader import HistoryBlock, RevealHistory
 from helper.chain.chain_data import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import CountedReveal
-from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
+from helper.errors import BucketError, ChainUnavailable, ProofBundleError
 from helper.object_store import StoredObject
 from helper.observability.service_state import ArchiveState
 from helper.operations.archive_reader import find_bundle
@@ -196,17 +196,9 @@ async def test_writer_starts_at_oldest_known_round() -> None:
     assert without_rounds.requested_heights == []
 
 
-async def test_writer_write_failure_is_retried_twice() -> None:
+async def test_writer_failure_continues_at_next_check() -> None:
     bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
-    bucket.failing_writes = 2
-    blocks.reveals_by_height = {105: [FIRST]}
-    assert await create_writer(bucket, blocks, clock).write_next_part()
-    assert [seconds for seconds in clock.sleeps if seconds > 1] == [2, 4]
-
-
-async def test_writer_long_failure_continues_at_next_check() -> None:
-    bucket, clock, blocks = MemoryBucket(), JumpingClock(), FakeHistory()
-    bucket.failing_writes = 3
+    bucket.failing_writes = 1
     blocks.reveals_by_height = {105: [FIRST]}
     writer = create_writer(bucket, blocks, clock)
     with pytest.raises(BucketError):
@@ -216,19 +208,6 @@ async def test_writer_long_failure_continues_at_next_check() -> None:
     assert await writer.write_next_part()
     assert PROGRESS in bucket.objects
     assert len(blocks.requested_heights) - request_count < 100
-
-
-async def test_writer_refused_write_is_not_retried_immediately() -> None:
-    class RefusingBucket(MemoryBucket):
-        async def put(self, name: str, body: bytes) -> None:
-            self.request_counts["put"] += 1
-            raise BucketRefused("Forbidden")
-
-    bucket, blocks = RefusingBucket(), FakeHistory()
-    blocks.reveals_by_height = {105: [FIRST]}
-    with pytest.raises(BucketRefused):
-        await create_writer(bucket, blocks).write_next_part()
-    assert bucket.request_counts["put"] == 1
 
 
 async def test_writer_run_survives_errors_and_logs_each_once() -> None:
