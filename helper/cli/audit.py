@@ -41,7 +41,6 @@ from helper.runtime.process_security import acting_as_owner
 from helper.server.operator_parameters import parse_hex32
 from helper.store.models import MIN_REF_CHARS
 
-_MIN_PREFIX: Final = 6
 _ID_CHARS: Final = 64
 _EXIT_CODES: Final[dict[object, ExitCode]] = {
     "passed": ExitCode.OK,
@@ -213,7 +212,7 @@ async def _open_archived_round(config: Path | None, text: str) -> AsyncIterator[
 
 async def _find_round(nodes: NodePool, text: str) -> bytes:
     """The round of the chain with this id or prefix."""
-    if not _MIN_PREFIX <= len(text) < _ID_CHARS:
+    if not MIN_REF_CHARS <= len(text) < _ID_CHARS:
         return _match_round(text, set())
     listed = await nodes.call(lambda client: client.rounds())
     return _match_round(
@@ -225,8 +224,8 @@ def _match_round(text: str, ids: Set[str]) -> bytes:
     """The round with this id, or the only one of `ids` with this prefix."""
     if len(text) == _ID_CHARS:
         return parse_hex32("ROUND", text)
-    if len(text) < _MIN_PREFIX:
-        raise UsageError("ROUND must be 64 hex characters, or a prefix of at least 6")
+    if len(text) < MIN_REF_CHARS:
+        raise UsageError(f"ROUND must be 64 hex characters, or a prefix of at least {MIN_REF_CHARS}")
     known = [round_hex for round_hex in ids if round_hex.startswith(text)]
     if len(known) != 1:
         raise NotFound(f"{len(known)} rounds begin with {text}", advice="List them with `svote-helper rounds`.")

@@ -109,15 +109,11 @@ class CheckedFile(Contents):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeResult:
-    """`db migrate`."""
+class UpgradeResult(Contents):
+    """`db migrate`, with the contents before it."""
 
     database: str = fact("Path of the database.")
-    schema: int = fact("Schema version before the schema upgrade.")
     target: int = fact("Schema version of this release.")
-    live: int = fact("Number of live shares.")
-    confirmed: int = fact("Number of confirmed shares.")
-    damaged: int = fact("Number of damaged rows of live shares.")
     backup: str | None = fact("Path of the backup made before the schema upgrade; null if none was made.")
     migrated: bool = fact("Whether the schema was upgraded.")
 
@@ -279,12 +275,9 @@ def migrate(
         refuse_locked(database)  # after another program's file was refused
     is_needed = before.schema < target
     result = UpgradeResult(
+        **asdict(before),
         database=str(database),
-        schema=before.schema,
         target=target,
-        live=before.live,
-        confirmed=before.confirmed,
-        damaged=before.damaged,
         backup=str(backup) if is_needed and backup is not None else None,
         migrated=is_needed,
     )

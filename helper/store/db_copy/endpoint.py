@@ -246,6 +246,11 @@ class CopyEndpoint(ABC):
                 return
             after = table.key(page[-1])
 
+    def read_shares(self) -> Iterator[LiveShare]:
+        """Yield all shares by number, with their messages and histories; see `read_page`."""
+        for page in self.read_pages(SHARES):
+            yield from (LiveShare(*row) for row in page)
+
     def _fetch_shares(self, after: int) -> list[Row]:
         """Return the next page of shares as `LiveShare`, which has their messages and histories."""
         shares = self.fetch_all("page_shares", {"after": after, "limit": SHARES.rows})

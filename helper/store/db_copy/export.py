@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from helper.core.share import ShareState
-from helper.store.db_copy.endpoint import SHARES, CopyEndpoint, LiveShare
+from helper.store.db_copy.endpoint import CopyEndpoint, LiveShare
 from helper.store.exported_shares import ExportedShare, RowVersion
 from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.shares import matches_filter
@@ -42,19 +42,18 @@ class ExportedQueue:
         self.skipped.clear()
         ((last,),) = self.source.fetch_all("last_share_id")
         quarantined = self.source.read_quarantined()
-        for page in self.source.read_pages(SHARES):
-            for live in (LiveShare(*row) for row in page):
-                if live.id > last:  # a share whose row was replaced may have been yielded before
-                    return
-                row = live.share
-                if live.id in quarantined or not is_sound(self._row_key, row):
-                    self.skipped["damaged"] += 1
-                elif not matches_filter(row, self._query) or not row.mac.hex().startswith(self._refs or ""):
-                    continue
-                elif row.round_id in self._closed or row.is_moved:
-                    self.skipped["closed" if row.round_id in self._closed else "moved"] += 1
-                else:
-                    yield self._export_share(live), (live.id, row.row_check)
+        for live in self.source.read_shares():
+            if live.id > last:  # a share whose row was replaced may have been yielded before
+                return
+            row = live.share
+            if live.id in quarantined or not is_sound(self._row_key, row):
+                self.skipped["damaged"] += 1
+            elif not matches_filter(row, self._query) or not row.mac.hex().startswith(self._refs or ""):
+                continue
+            elif row.round_id in self._closed or row.is_moved:
+                self.skipped["closed" if row.round_id in self._closed else "moved"] += 1
+            else:
+                yield self._export_share(live), (live.id, row.row_check)
 
     def _export_share(self, live: LiveShare) -> ExportedShare:
         row, state = live.share, ShareState(live.share.state)

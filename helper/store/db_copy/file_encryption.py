@@ -7,7 +7,6 @@ before or complete. Afterwards the old values are erased from the files like the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCopyDiffers
-from helper.store.db_copy.endpoint import SHARES, LiveShare, select_sound
+from helper.store.db_copy.endpoint import select_sound
 from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.row_encryption import REVEAL_COLUMNS, SHARE_COLUMNS, UNENCRYPTED, RowEncryption
 from helper.store.sqlite.erasure import Eraser
@@ -100,7 +99,7 @@ def _rewrite(endpoint: SqliteEndpoint, target: RowEncryption) -> RewriteResult:
 def _rewrite_shares(endpoint: SqliteEndpoint, target: RowEncryption, row_key: bytes) -> RewriteResult:
     conn, aside = endpoint.opened.tx.conn, endpoint.read_quarantined()
     result = RewriteResult()
-    for live in _read_shares(endpoint):
+    for live in endpoint.read_shares():
         sound = None if live.id in aside else select_sound(live, row_key)
         if sound is None:
             result.damaged += 1
@@ -117,18 +116,13 @@ def _rewrite_shares(endpoint: SqliteEndpoint, target: RowEncryption, row_key: by
     return result
 
 
-def _read_shares(endpoint: SqliteEndpoint) -> Iterator[LiveShare]:
-    for page in endpoint.read_pages(SHARES):
-        yield from (LiveShare(*row) for row in page)
-
-
 def _verify(endpoint: SqliteEndpoint, row_key: bytes, result: RewriteResult) -> None:
     """Read all rewritten rows and check them.
 
     Raises:
         StoreCopyDiffers: a row cannot be read as it was.
     """
-    live = sum(select_sound(share, row_key) == share for share in _read_shares(endpoint))
+    live = sum(select_sound(share, row_key) == share for share in endpoint.read_shares())
     ((stored,),) = endpoint.opened.tx.conn.execute("SELECT count(*) FROM shares").fetchall()
     keys = endpoint.fetch_all("round_keys")
     if not live == stored == result.live or not all(is_sound(row_key, row) for row in keys):

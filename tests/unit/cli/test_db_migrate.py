@@ -64,6 +64,8 @@ def test_db_migrate_backs_up_first_and_can_be_restored(
         "database": str(old_database),
         "schema": OLD,
         "target": NEW,
+        "moved": 0,
+        "encrypted": False,
         "live": 4,
         "confirmed": 1,
         "damaged": 0,
