@@ -63,6 +63,14 @@ class QueueOptions:
     json: JsonOption = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions(QueueOptions):
+    """Options of commands that change one queue."""
+
+    dry_run: DryRunOption = False
+    yes: YesOption = False
+
+
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of each class of options, such as `QueueOptions`, that is the type of a parameter.
 

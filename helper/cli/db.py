@@ -23,6 +23,7 @@ from helper.cli.command_inputs import (
     read_text_file,
 )
 from helper.cli.conventions import (
+    ChangeOptions,
     ConfigOption,
     DryRunOption,
     ExitCode,
@@ -345,68 +346,56 @@ def _refuse_two_keys(recipient: list[str] | None, passphrase_file: Path | None) 
         fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
 
 
-def encrypt(
-    *,
-    key_file: KeyFileOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
-) -> None:
+def encrypt(*, key_file: KeyFileOption = None, options: ChangeOptions) -> None:
     """Encrypt witnesses and messages in the database with the first key of the key file.
 
     The helper must not be running. The previous rows are erased from the file. An encrypted database is encrypted
     again: afterwards, it no longer needs the other keys of the key file. Needs free space of twice the size of the
     database.
     """
-    _rewrite(key_file, options, encrypt=True, dry_run=dry_run, yes=yes)
+    _rewrite(key_file, options, encrypt=True)
 
 
-def decrypt(
-    *,
-    key_file: KeyFileOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
-) -> None:
+def decrypt(*, key_file: KeyFileOption = None, options: ChangeOptions) -> None:
     """Decrypt the database, so that it can be used without a key file. The helper must not be running."""
-    _rewrite(key_file, options, encrypt=False, dry_run=dry_run, yes=yes)
+    _rewrite(key_file, options, encrypt=False)
 
 
-def _rewrite(key_file: Path | None, options: QueueOptions, *, encrypt: bool, dry_run: bool, yes: bool) -> None:
-    require_confirmation(yes=yes, dry_run=dry_run)
+def _rewrite(key_file: Path | None, options: ChangeOptions, *, encrypt: bool) -> None:
+    require_confirmation(yes=options.yes, dry_run=options.dry_run)
     harden_process()
     database, encryption = _find_database(options, key_file=key_file)
     if not encryption.is_encrypted:
         fail("no key file: use --key-file or set [store] key_file", ExitCode.USAGE)
     before = read_contents(database, SystemClock(), encryption)  # refuses another program's file first
-    if not dry_run:
+    if not options.dry_run:
         with acting_as_owner(database):
             refuse_locked(database)
     if not encrypt and not before.encrypted:
         raise StoreKeyError(f"{database} is not encrypted", advice="Nothing was changed.")
     done = RewriteResult(before.live, before.damaged)  # of --dry-run
-    if not dry_run:
+    if not options.dry_run:
         verb = "Decrypt" if not encrypt else "Encrypt again" if before.encrypted else "Encrypt"
         lost = f" At least {before.damaged} damaged rows will be deleted." if before.damaged else ""
-        confirm_or_exit(f"{verb} {database}?{lost}", yes=yes)
+        confirm_or_exit(f"{verb} {database}?{lost}", yes=options.yes)
         with acting_as_owner(database):
             done = rewrite_file(database, SystemClock(), encryption, encrypt=encrypt)
     result = RewrittenFile(
         database=str(database),
         was_encrypted=before.encrypted,
-        encrypted=before.encrypted if dry_run else encrypt,
+        encrypted=before.encrypted if options.dry_run else encrypt,
         live=done.live,
         confirmed=before.confirmed,
         damaged=done.damaged,
         erased=done.is_erased,
     )
-    change = ("would be " if dry_run else "") + ("encrypted" if encrypt else "decrypted")
+    change = ("would be " if options.dry_run else "") + ("encrypted" if encrypt else "decrypted")
     emit(
         result,
         f"{database}: {change}, {result.live} live shares, {result.confirmed} confirmed",
         json=options.json,
     )
-    if dry_run:
+    if options.dry_run:
         return
     if result.damaged:
         print_message(f"{result.damaged} damaged rows were deleted; the helper would not have used them")

@@ -9,10 +9,9 @@ import typer
 
 from helper.chain.chain_data import RoundAuthentication
 from helper.cli.conventions import (
-    DryRunOption,
+    ChangeOptions,
     ExitCode,
     QueueOptions,
-    YesOption,
     confirm_or_exit,
     emit,
     print_message,
@@ -65,14 +64,7 @@ def stats(options: QueueOptions) -> None:
     emit(response, print_stats, json=options.json)
 
 
-def retry(
-    *,
-    shares: RefsArgument = None,
-    selection: Selection,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
-) -> None:
+def retry(*, shares: RefsArgument = None, selection: Selection, options: ChangeOptions) -> None:
     """Retry failed shares, all or selected, at their due times. The count of attempts starts again at 0.
 
     --state accepts only failed. A share that waits for its next attempt (see `queue show`) is retried now if it is
@@ -80,14 +72,14 @@ def retry(
     another helper are retried only with --stage moved; both helpers may then reveal them. Uses the running helper, or
     the database if no helper is running.
     """
-    require_confirmation(yes=yes, dry_run=dry_run)
+    require_confirmation(yes=options.yes, dry_run=options.dry_run)
     api, refs = OperatorApi.of(options), shares or []
     request = {**selection.to_query(api), "refs": refs}
-    if not yes and not dry_run:
+    if not options.yes and not options.dry_run:
         number = api.post("/queue/retry", {**request, "dry_run": True})["retried"]
         if number:
-            confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
-    response = api.post("/queue/retry", {**request, "dry_run": dry_run})
+            confirm_or_exit(f"Retry {number} failed shares?", yes=options.yes)
+    response = api.post("/queue/retry", {**request, "dry_run": options.dry_run})
     is_refused = (response["closed"] or response["moved"]) and not response["retried"]
     emit(response, print_retried, json=options.json, code=ExitCode.FAILURE if is_refused else ExitCode.OK)
 
@@ -97,25 +89,23 @@ def purge(
     round_id: Annotated[
         str, typer.Option("--round", help=f"Round (hex, or a prefix of at least {MIN_REF_CHARS} characters).")
     ],
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
+    options: ChangeOptions,
 ) -> None:
     """Delete all data of a closed round before the retention period ends.
 
     The round must be closed on the chain. Uses the running helper, or the database if no helper is running; in that
     case, the helper must have recorded the round as closed before it stopped.
     """
-    require_confirmation(yes=yes, dry_run=dry_run)
+    require_confirmation(yes=options.yes, dry_run=options.dry_run)
     api = OperatorApi.of(options)
     round_id = resolve_round(api, round_id)
     path = f"/rounds/{operator_parameters.parse_hex32('round', round_id).hex()}/purge"
     harden_process()
 
-    if not yes and not dry_run:
+    if not options.yes and not options.dry_run:
         print_purged(api.post(path, {"dry_run": True}))
-        confirm_or_exit("Delete all data of this round?", yes=yes)
-    response = api.post(path, {"dry_run": dry_run})
+        confirm_or_exit("Delete all data of this round?", yes=options.yes)
+    response = api.post(path, {"dry_run": options.dry_run})
     emit(response, print_purged, json=options.json)
 
 

@@ -16,10 +16,8 @@ import typer
 
 from helper.cli.command_inputs import PassphraseOption, read_new_passphrase, read_passphrase
 from helper.cli.conventions import (
-    DryRunOption,
+    ChangeOptions,
     ExitCode,
-    QueueOptions,
-    YesOption,
     confirm_or_exit,
     emit,
     fail,
@@ -161,9 +159,7 @@ def export(
     ] = False,
     selection: Selection,
     passphrase_file: PassphraseOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
+    options: ChangeOptions,
 ) -> None:
     """Export live shares to a passphrase-encrypted file, for `queue import` on another machine.
 
@@ -177,7 +173,7 @@ def export(
     if for_svoted and passphrase_file is not None:
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
     if move:
-        require_confirmation(yes=yes, dry_run=dry_run)
+        require_confirmation(yes=options.yes, dry_run=options.dry_run)
     api, refs = OperatorApi.of(options), [operator_parameters.parse_ref(ref) for ref in shares or []]
     harden_process()
     filter_query = selection.to_query(api)
@@ -192,14 +188,14 @@ def export(
         written: dict[str, Any] = {}
         if not number:
             _fail_without_shares(queue)
-        if not dry_run:
+        if not options.dry_run:
             if move:
-                confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
+                confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=options.yes)
             passphrase = "" if for_svoted else read_new_passphrase(passphrase_file)
             body = {**filter_query, "named": len(refs)}
             written = _write_and_record(api, output, queue, passphrase, body, move=move)
     result = ExportResult(
-        **{"dry_run": dry_run, "source": None, "shares": number, **written},
+        **{"dry_run": options.dry_run, "source": None, "shares": number, **written},
         output=str(output),
         left=UnexportedShares(**_count_skipped(queue)),
         move=move,
@@ -291,9 +287,7 @@ def import_(
         ),
     ] = None,
     passphrase_file: PassphraseOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    options: QueueOptions,
+    options: ChangeOptions,
 ) -> None:
     """Import shares from another machine's export, with their states and due times.
 
@@ -307,9 +301,9 @@ def import_(
         fail("specify either a file of `queue export` or --from-svoted FILE", ExitCode.USAGE)
     if from_svoted is None and delete_file is not None:
         fail("--delete-file and --keep-file require --from-svoted", ExitCode.USAGE)
-    if from_svoted == STDIN and not yes and not dry_run:
+    if from_svoted == STDIN and not options.yes and not options.dry_run:
         fail("standard input has the shares, so it cannot confirm: use --yes, or --dry-run", ExitCode.USAGE)
-    require_confirmation(yes=yes, dry_run=dry_run)
+    require_confirmation(yes=options.yes, dry_run=options.dry_run)
     api = OperatorApi.of(options)
     harden_process()
     svoted = None if from_svoted is None else _read_svoted_file(from_svoted)
@@ -324,12 +318,12 @@ def import_(
         response = api.post("/queue/import", chunks, {"dry_run": "1"} if preview else {})
         return response if svoted is None else _number_rows(response, svoted)
 
-    if not yes and not dry_run:
+    if not options.yes and not options.dry_run:
         _print_imported(perform(preview=True))
-        confirm_or_exit("Import these shares?", yes=yes)
-    response = perform(preview=dry_run)
+        confirm_or_exit("Import these shares?", yes=options.yes)
+    response = perform(preview=options.dry_run)
     if from_svoted is not None:
-        response["deleted"] = _delete_imported(from_svoted, response, requested=delete_file, yes=yes)
+        response["deleted"] = _delete_imported(from_svoted, response, requested=delete_file, yes=options.yes)
     code = ExitCode.FAILURE if response["conflict"] else ExitCode.DEGRADED if response["left"] else ExitCode.OK
     emit(response, _print_imported, json=options.json, code=code)
 
