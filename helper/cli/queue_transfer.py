@@ -179,8 +179,6 @@ def export(
     filter_query = selection.to_query(api)
     if api.is_shared:
         api.get("/rounds")  # only a running helper can record the export
-    else:
-        api.require_database()
     with closing(create_endpoint(SQLITE_ENGINE if options.db else None, api.settings, SystemClock())) as source:
         source.connect_read_only()
         queue = ExportedQueue(source, operator_parameters.parse_filter(filter_query), refs)

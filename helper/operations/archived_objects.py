@@ -24,13 +24,13 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from helper.chain.block_reader import HistoryBlock
 from helper.chain.chain_data import Round
 from helper.chain.json_fields import limit_stored_values
 from helper.errors import InvalidResponse, ProofBundleError
-from helper.operations.proof_bundle import ChainId, Height, Hex32, TxHash
+from helper.operations.proof_bundle import ChainId, Height, Hex32, StrictModel, TxHash
 
 PART_BLOCKS: Final = 100
 """Blocks per index part."""
@@ -43,15 +43,13 @@ _ROUND_OBJECT: Final = re.compile(r"(?:rounds|audits)/([0-9a-f]{64})\.json")
 _BLOCKS_OBJECT: Final = re.compile(r"[0-9]{12,19}-[0-9]{12,19}\.jsonl")
 
 
-class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
-
+class _StoredModel(StrictModel):
     def to_line(self) -> bytes:
         """Encode as one line of JSON."""
         return self.model_dump_json().encode() + b"\n"
 
 
-class IndexEntry(_StrictModel):
+class IndexEntry(_StoredModel):
     """One confirmed reveal in an index."""
 
     height: Height
@@ -60,7 +58,7 @@ class IndexEntry(_StrictModel):
     sha256: Hex32
 
 
-class Progress(_StrictModel):
+class Progress(_StoredModel):
     """Progress of the archive of a chain.
 
     Attributes:
@@ -176,14 +174,14 @@ BLOCKS_BYTES: Final = 4 << 20
 _ADVICE: Final = "Use the nodes instead: `audit` without --archive, `proof export` with --from chain."
 
 
-class ArchivedReveal(_StrictModel):
+class ArchivedReveal(_StoredModel):
     """A counted reveal in a block: its round, and the hash of the transaction (upper-case hex) in its bundle's name."""
 
     round: Hex32
     transaction: TxHash
 
 
-class ArchivedTx(_StrictModel):
+class ArchivedTx(_StoredModel):
     """Another transaction that succeeded: its bytes in base64, and its code, None if it is not known."""
 
     tx: str
@@ -202,7 +200,7 @@ class ArchivedTx(_StrictModel):
             raise ProofBundleError("the archive has a transaction that is not in base64") from None
 
 
-class ArchivedBlock(_StrictModel):
+class ArchivedBlock(_StoredModel):
     """The voting transactions of a block. `time` is in Unix seconds."""
 
     height: Height
@@ -211,7 +209,7 @@ class ArchivedBlock(_StrictModel):
     others: list[ArchivedTx]
 
 
-class RoundManifest(_StrictModel):
+class RoundManifest(_StoredModel):
     """Describes the archived documents of a finished round.
 
     Attributes:
@@ -230,7 +228,7 @@ class RoundManifest(_StrictModel):
     missing: dict[str, str]
 
 
-class StoredCheck(_StrictModel):
+class StoredCheck(_StoredModel):
     """The result of one check."""
 
     id: str
@@ -239,7 +237,7 @@ class StoredCheck(_StrictModel):
     count: int
 
 
-class StoredAudit(_StrictModel):
+class StoredAudit(_StoredModel):
     """The result of the audit of a finished round.
 
     Attributes:

@@ -90,18 +90,20 @@ class ProofBundle:
         return get_generation(self.circuit.name).create_statement(self.message, self.root)
 
 
-class _Part(BaseModel):
-    """The fields of a JSON part that its bundle is packed from again. All others follow from the transaction."""
+class StrictModel(BaseModel):
+    """An object of untrusted JSON: values are not converted, unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
-class _Circuit(_Part):
+class _Circuit(StrictModel):
     name: str
     fingerprint: str
 
 
-class _Manifest(_Part):
+class _Manifest(StrictModel):
+    """The fields from which a bundle can be packed again. All others follow from the transaction."""
+
     format: Literal["svote-helper reveal evidence"]
     version: Literal[1]
     chain_id: ChainId
@@ -109,7 +111,9 @@ class _Manifest(_Part):
     circuit: _Circuit
 
 
-class _Inputs(_Part):
+class _Inputs(StrictModel):
+    """The only public input that the transaction does not contain."""
+
     root: Hex32
 
 
