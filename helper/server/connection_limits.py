@@ -134,7 +134,7 @@ class ConnectionProgress(ABC):
 
     @abstractmethod
     def is_evictable(self) -> bool:
-        """Whether only the client delays this connection: no complete request is being answered."""
+        """Whether no complete request is being answered. One that waits for its turn is not, except a posted share."""
 
     @abstractmethod
     def evict(self) -> None:

@@ -32,8 +32,8 @@ defaults. A connection is closed
 | HEAD,      | the chunks or trailers of the body are invalid or too large          | 400 or 431                  |
 | WAITING,   |                                                                      |                             |
 | RUNNING    |                                                                      |                             |
-| WAITING,   | the body is incomplete, and the connection is evicted                | 503, or 429 to an attempt   |
-| RUNNING    |                                                                      |                             |
+| WAITING,   | the body is incomplete, or the request waits for its turn and posts  | 503, or 429 to an attempt   |
+| RUNNING    | no share; and the connection is evicted                              |                             |
 | WAITING,   | the client has closed its sending side after its request, and the    | nothing, or an incomplete   |
 | RUNNING,   | response is incomplete `half_closed_seconds` (10 s) later            | response                    |
 | RESPONDING |                                                                      |                             |
@@ -58,7 +58,7 @@ To evict is to close a connection because there are too many, or because incompl
 place, the slowest go first (idle ones before all others, those of proxies last), none within `eviction_seconds` (4 s)
 of the start of its request or of the wait for it, or within 1 s of a response, also in DRAINING; if there are none,
 those go that had a response before and are not idle. For memory, those go first that hold the most. None is evicted
-whose complete request is being answered, unless its client has left bytes unread for 10 s.
+whose complete request is being answered or posts a share, unless its client has left bytes unread for 10 s.
 
 The 400 to 505 of this table close the connection at once if they refuse a connection or a slow or evicted head; after
 the others, input is discarded first (LINGERING). The edge calls the handlers, and answers their errors with 500, which
@@ -791,16 +791,19 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
             self._close()
 
     def is_evictable(self) -> bool:
-        """Whether only the client delays this connection: no complete request is being answered."""
-        if self._request is not None and not self._request.is_body_complete:
+        """Whether no complete request is being answered. One that waits for its turn is not, except a posted share."""
+        request = self._request
+        if request is not None and not request.is_body_complete:
             return True
         if self.transport.get_write_buffer_size():
             since = self._stalled_since
             return since is not None and self._loop.time() - since >= self.listener.limits.stalled_seconds
-        return self._request is None and self._state not in _ENDED
+        if request is None:
+            return self._state not in _ENDED
+        return self._state is State.WAITING and not self.listener.edge.posts_share(request)
 
     def evict(self) -> None:
-        """Close the connection, because others need its place or its memory; refuse an incomplete request."""
+        """Close the connection, because others need its place or memory; refuse a request that is not answered yet."""
         if self.transport.get_write_buffer_size():
             self.abort()
         elif self._state is State.HEAD:

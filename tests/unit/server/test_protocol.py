@@ -21,7 +21,14 @@ from helper.server import connection_limits, listening, protocol
 from helper.server.connection_limits import MAX_DISCARDED_BYTES, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import Server
-from helper.server.protocol import HANDLERS_PER_ITERATION, TRANSITIONS, Connection, Request, State
+from helper.server.protocol import (
+    HANDLERS_PER_ITERATION,
+    SHARES_PER_ITERATION,
+    TRANSITIONS,
+    Connection,
+    Request,
+    State,
+)
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import FakeTransport
@@ -148,9 +155,9 @@ async def refuse_head(wire: Wire) -> None:
     await wire.deliver(b"no HTTP\r\n\r\n")
 
 
-def deliver_waiting(wire: Wire) -> None:
+def deliver_waiting(wire: Wire, per_iteration: int = HANDLERS_PER_ITERATION) -> None:
     """Deliver a request whose turn comes in the next iteration of the event loop."""
-    for _ in range(HANDLERS_PER_ITERATION):
+    for _ in range(per_iteration):
         FakeTransport(Connection(wire.server)).deliver(GET % b"")
     wire.transport.deliver(GET % b"")
 
@@ -275,6 +282,20 @@ async def test_response_in_progress_is_cut_off_without_another_answer(end: str) 
     assert wire.transport.is_closed
     assert socket.SO_LINGER in wire.transport.socket_options, "to HTTP/1.0, a close is the end of a response"
     assert wire.transport.written.endswith(b"\r\n5\r\nfirst\r\n")
+    await wire.lose()
+
+
+@pytest.mark.parametrize("posts_share", [False, True])
+async def test_full_server_refuses_a_request_that_waits_for_its_turn_unless_it_posts_a_share(
+    posts_share: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire()
+    monkeypatch.setattr(wire.edge, "posts_share", lambda _: posts_share)
+    deliver_waiting(wire, SHARES_PER_ITERATION if posts_share else HANDLERS_PER_ITERATION)
+    has_room = wire.server.evictor.make_room(1, asyncio.get_running_loop().time() + 9)
+    assert has_room is not posts_share
+    assert wire.states[-1] is (WAITING if posts_share else LINGERING)
+    assert wire.transport.written.startswith(b"" if posts_share else b"HTTP/1.1 503 ")
     await wire.lose()
 
 
