@@ -128,7 +128,7 @@ class QueueSnapshot:
         "Damaged database rows that were quarantined.", metric="helper_damaged_rows", default=()
     )
     failed: Sequence[FailedShares] = fact("Permanent failures, by stage and reason.", default=())
-    purged: Sequence[PurgedShares] = fact("Failures in rounds that were purged in the last 14 days.", default=())
+    purged: Sequence[PurgedShares] = fact("Failures in purged rounds, for as long as they are kept.", default=())
     retries: Sequence[RetryingShares] = fact("Shares that wait for a retry.", default=())
     oldest_due_seconds: float = fact(
         "Time since the due time of the oldest due share.", metric="helper_oldest_due_seconds", default=0.0
@@ -392,7 +392,7 @@ class QueueStats:
     rounds: Mapping[str, ShareCounts] = fact("Number of shares by state, by round id.")
     damaged: Sequence[DamagedRow] = fact("Damaged rows that are quarantined.")
     failed: Sequence[FailedShares] = fact("Permanent failures that are not purged yet, by stage and reason.")
-    failed_before: Sequence[PurgedShares] = fact("Failures in rounds that were purged in the last 14 days.")
+    failed_before: Sequence[PurgedShares] = fact("Failures in purged rounds, for as long as they are kept.")
 
 
 def stats_json(queue: QueueSnapshot, *, source: Source, service: ServiceState | None = None) -> dict[str, Any]:
