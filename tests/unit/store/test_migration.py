@@ -216,9 +216,7 @@ async def test_migration_copies_all_rows_and_retires_source(any_backends: Backen
 async def test_export_reads_pages_while_hosts_change_the_queue(
     backends: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    pages = replace(SHARES, rows=small)
-    for module in ("endpoint", "export"):
-        monkeypatch.setattr(f"helper.store.db_copy.{module}.SHARES", pages)
+    monkeypatch.setattr("helper.store.db_copy.endpoint.SHARES", replace(SHARES, rows=small))
     store = await open_store(backends[0])
     await fill_store(store)
     with closing(create_endpoint(backends[0])) as source:
