@@ -164,11 +164,10 @@ def export(
     """Export live shares to a passphrase-encrypted file, for `queue import` on another machine.
 
     The helper may be running. Without --move, the file is a copy, and both machines reveal the shares (the chain
-    counts each once). With --move, the shares are marked as failed here, with the stage "moved", before the file
-    appears; shares that are being processed are not moved. `queue retry --stage moved` reactivates moved shares.
+    counts each once). With --move, the shares are marked as failed here, with the stage "moved", once the file is
+    complete; shares that are being processed are not moved. `queue retry --stage moved` reactivates moved shares.
 
-    With --for-svoted, the file is one of svoted's helper and is not encrypted. It appears before shares are marked.
-    Delete it after its import.
+    With --for-svoted, the file is one of svoted's helper and is not encrypted. Delete it after its import.
     """
     if for_svoted and passphrase_file is not None:
         fail("a file for svoted is not encrypted: omit --passphrase-file", ExitCode.USAGE)
