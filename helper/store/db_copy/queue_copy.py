@@ -75,14 +75,16 @@ def copy_queue(
     target.lock_exclusive()
     earlier = _check_target(source, target)
     moved = source.get_mark(MOVED_KEY)  # if there is one, the target had every row when it was written
-    written, compared = 0, SourceRows(source, clock, on_progress)
+    is_erased = moved is not None and moved.is_erased  # perhaps not completely
+    written = 0
     try:
         if moved is None:
             mark = CopyMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, int(clock.now()))
             target.begin_copy(mark, source.read_page(META, ()))
             target.delete_rows()
             written = _copy_rows(SourceRows(source, clock, on_progress), target)
-        if moved is None or not moved.is_erased:
+        compared = SourceRows(source, clock, on_progress)
+        if not is_erased:
             _compare_rows(compared, target)
         if moved is None:
             with source.write_transaction():
@@ -93,12 +95,13 @@ def copy_queue(
         on_progress("the move is not finished: run the same command again")
         raise
     live, confirmed = _count_live_and_confirmed(target.read_counters())
+    counted = 0 if is_erased else sum(source.read_counters().values())
     return CopyResult(
         written=written,
         live=live,
         confirmed=confirmed,
         damaged=compared.damaged,
-        uncounted=sum(source.read_counters().values()) - compared.counts.total() - len(compared.damaged),
+        uncounted=counted - compared.counts.total() - len(compared.damaged),
         locked_seconds=clock.monotonic() - began,
     )
 

@@ -379,8 +379,14 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         await open_store(source)
 
 
+@pytest.mark.parametrize("is_erasure_cut", [False, True])
 async def test_source_erased_between_marks_is_not_copied_again(
-    filled: BackendPair, endpoints: EndpointPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    filled: BackendPair,
+    endpoints: EndpointPair,
+    open_store: OpenStore,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_erasure_cut: bool,
 ) -> None:
     source, target = filled
     before = read_all_rows(source)
@@ -394,11 +400,13 @@ async def test_source_erased_between_marks_is_not_copied_again(
     monkeypatch.setattr(endpoints[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
         migrate_between(endpoints)
-    with closing(create_endpoint(source)) as endpoint:
+    with closing(create_endpoint(source)) as endpoint, suppress(KeyboardInterrupt):
+        if is_erasure_cut:
+            monkeypatch.setattr(endpoint, "delete_rows", Mock(side_effect=KeyboardInterrupt))
         erase_source(endpoint)
 
     moved = migrate(source, target)
-    assert (moved.written, moved.live, moved.confirmed) == (0, 7, 1)
+    assert (moved.written, moved.live, moved.confirmed, moved.uncounted) == (0, 7, 1, 0)
     assert read_all_rows(target) == before
     await open_store(target)
 
