@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
+from shlex import quote
 from typing import Final
 
 from helper.clock import Clock
@@ -178,7 +179,15 @@ def _compare_rows(rows: SourceRows, target: CopyEndpoint) -> None:
     if target.read_counters() != rows.counts:
         differing.append("the share counts")
     if differing:
-        raise StoreCopyDiffers(f"{target.label} differs from {rows.source.label}: {', '.join(differing)}")
+        advice = None
+        if rows.source.get_mark(MOVED_KEY) is not None:
+            advice = (
+                "The source still has all rows, but is marked as moved. Run `svote-helper db copy --undo --from "
+                f"{quote(rows.source.cli_value)}`, then this command again: it copies them again."
+            )
+        raise StoreCopyDiffers(
+            f"{target.label} differs from {rows.source.label}: {', '.join(differing)}", advice=advice
+        )
     rows.report("compared")
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 from unittest.mock import Mock
 
@@ -409,6 +410,32 @@ async def test_source_erased_between_marks_is_not_copied_again(
     assert (moved.written, moved.live, moved.confirmed, moved.uncounted) == (0, 7, 1, 0)
     assert read_all_rows(target) == before
     await open_store(target)
+
+
+async def test_target_that_is_damaged_between_marks_is_copied_again_after_undo(
+    filled: BackendPair, endpoints: EndpointPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = filled
+    before = read_all_rows(source)
+    set_mark = endpoints[1].set_mark
+
+    def cut(name: str, mark: CopyMark | None) -> None:
+        if (name, mark) == (UNFINISHED_KEY, None):
+            raise KeyboardInterrupt
+        set_mark(name, mark)
+
+    monkeypatch.setattr(endpoints[1], "set_mark", cut)
+    with pytest.raises(KeyboardInterrupt):
+        migrate_between(endpoints)
+    target.execute("DELETE FROM tombstones")
+    with pytest.raises(StoreCopyDiffers) as raised:
+        migrate(source, target)
+    with closing(create_endpoint(source)) as endpoint:
+        assert f"`svote-helper db copy --undo --from {quote(endpoint.cli_value)}`" in raised.value.advice
+        undo_copy(endpoint)
+    migrate(source, target)
+    assert read_all_rows(target) == before
+    await open_once_unlocked(open_store, target)
 
 
 async def test_repetition_of_a_copy_between_marks_may_be_interrupted_too(
