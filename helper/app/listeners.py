@@ -220,7 +220,7 @@ class Listeners:
     def _get_audit(self, round_id: bytes, shown: str | None) -> AuditResponse | None:
         """The audit of a round. One that passed belongs to no other result than the one that it has checked."""
         stored = None if self._audits is None else self._audits.get(round_id)
-        if stored is None or (stored.verdict == "passed" and stored.result != shown):
+        if stored is None or (stored.verdict == "passed" and (shown is None or stored.result != shown)):
             return None
         return _audit_response(stored)
 

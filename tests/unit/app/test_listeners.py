@@ -182,7 +182,8 @@ async def test_inherited_socket_that_contradicts_unix_socket_is_refused(tmp_path
 
 
 async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket, round_id, other_id, clock = MemoryBucket(), bytes(range(32)), b"o" * 32, FakeClock()
+    bucket, clock = MemoryBucket(), FakeClock()
+    round_id, other_id, unread_id = bytes(range(32)), b"o" * 32, b"u" * 32
     monkeypatch.setattr("helper.app.listeners.open_archive_bucket", lambda *_: bucket)
     checks = [
         StoredCheck(id="A1", verdict="passed", why="", count=2),
@@ -190,7 +191,8 @@ async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.
     ]
     stored = StoredAudit(round=round_id.hex(), at=7, verdict="failed", checks=checks)
     passed = StoredAudit(round=other_id.hex(), at=8, verdict="passed", checks=checks[:1], result="ab" * 32)
-    for each in (stored, passed):
+    unread = passed.model_copy(update={"round": unread_id.hex(), "result": None})
+    for each in (stored, passed, unread):
         await bucket.put(audit_name(bytes.fromhex(each.round)), each.to_line())
     for audit in (True, False):
         config = create_config(
@@ -212,3 +214,4 @@ async def test_page_shows_the_stored_audits(tmp_path: Path, monkeypatch: pytest.
         assert listeners._get_audit(bytes(32), None) is None
         for shown, is_audited in ((None, False), ("cd" * 32, False), ("ab" * 32, True)):
             assert (listeners._get_audit(other_id, shown) is not None) is is_audited
+        assert listeners._get_audit(unread_id, None) is None
