@@ -42,8 +42,9 @@ watch`, `doctor` and `healthcheck` change nothing.
 **Changes.** Commands that change the queue (`queue retry`, `purge`, `import`, `export --move`) support `--dry-run`,
 which shows what would be done. On a terminal they ask for confirmation. Without a terminal they require `--yes`, and
 otherwise change nothing (exit code 2). `chain rescan` has neither, because it can be repeated without harm. Each
-change, and each `queue export`, is recorded in the audit log (`queue audit`) before it starts: the user (as reported
-by the kernel), the time, the action and its result, but no share references. The log keeps the latest 10,000 actions.
+change is recorded in the audit log (`queue audit`) before it starts, and each `queue export` once its file is complete:
+the user (as reported by the kernel), the time, the action and its result, but no share references. The log keeps the
+latest 10,000 actions.
 
 **Output.** On a terminal, the output is a table, or one line per value if the terminal is too narrow. `NO_COLOR` and
 `TERM=dumb` disable colors. In a pipe, the output is tab-separated, with a header line and without colors. Messages go
