@@ -69,7 +69,8 @@ def open_bucket(
 
     Args:
         seconds: time limit of a request, None for that of the settings.
-        retries: repetitions of a request after an error of the store or the connection, within the time limit.
+        retries: repetitions of a request after an error of the store or the connection, within the time limit. Not for
+            conditional writes: one that was done without a response would be repeated, and refused.
 
     Raises:
         ConfigError: the library is not installed, or the credentials file is invalid.
@@ -131,8 +132,8 @@ def read_credential(path: Path, profile: str, clock: Clock) -> S3Credential:
 class Bucket:
     """Named objects below one path of a store.
 
-    Each method except `list_names` makes one request, with a time limit. All raise BucketError if the
-    outcome is unknown (a write may have been done), and BucketRefused if the store denies access.
+    Each method except `list_names` makes one request, with a time limit for it and its repetitions. All raise
+    BucketError if the outcome is unknown (a write may have been done), and BucketRefused if the store denies access.
 
     A request is a blocking call of the library in a worker thread. The asynchronous calls of the library complete in
     its own threads, which hold Python objects and abort a process that exits at that moment.
