@@ -507,7 +507,7 @@ def _finish_move(
 ) -> tuple[MovedQueue, str]:
     """Undo a move, or erase the data that remains in its source. Returns the result and a summary."""
     with closing(create_endpoint(origin, settings, SystemClock())) as source:
-        old, new = source.label, read_moved_mark(source).other
+        old, new = source.label, read_moved_mark(source, to_undo=is_undo).other
         if is_undo:
             text = f"{old}: {'would be used' if dry_run else 'in use'} again, as it was when moved to {new}"
         elif dry_run:

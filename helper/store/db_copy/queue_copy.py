@@ -257,16 +257,22 @@ def _count_live_and_confirmed(counts: Mapping[tuple[int, int], int]) -> tuple[in
 # ---------------------------------------------------------------------- after a copy
 
 
-def read_moved_mark(source: CopyEndpoint) -> CopyMark:
+def read_moved_mark(source: CopyEndpoint, *, to_undo: bool = False) -> CopyMark:
     """Return the mark with the database to which the queue was moved. Changes nothing.
 
     Raises:
-        StoreForeign: the database is not marked as moved.
+        StoreForeign: the database is not marked as moved; or, `to_undo`, its rows were erased.
     """
     source.connect_read_only()
     mark = source.get_mark(MOVED_KEY)
     if mark is None or source.get_mark(UNFINISHED_KEY) is not None:
         raise StoreForeign(f"{source.label} is not marked as moved", advice="Nothing was changed.")
+    if to_undo and mark.is_erased:
+        raise StoreForeign(
+            f"the data of {source.label} was erased after the queue had been moved to {mark.other}",
+            advice="Nothing was changed. To move the queue back, run `svote-helper db copy --to` with that database "
+            "as the source. If that database is lost, use a new one.",
+        )
     return mark
 
 
@@ -277,13 +283,7 @@ def undo_copy(source: CopyEndpoint) -> None:
         StoreForeign: the database is not marked as moved, or its rows were erased.
         StoreLocked: a process uses it.
     """
-    mark = _lock_moved(source)
-    if mark.is_erased:
-        raise StoreForeign(
-            f"the data of {source.label} was erased after the queue had been moved to {mark.other}",
-            advice="Nothing was changed. To move the queue back, run `svote-helper db copy --to` with that database "
-            "as the source. If that database is lost, use a new one.",
-        )
+    _lock_moved(source, to_undo=True)
     with source.write_transaction():
         source.set_mark(MOVED_KEY, None)
 
@@ -303,8 +303,8 @@ def erase_source(source: CopyEndpoint) -> None:
     source.delete_rows()
 
 
-def _lock_moved(source: CopyEndpoint) -> CopyMark:
+def _lock_moved(source: CopyEndpoint, *, to_undo: bool = False) -> CopyMark:
     """Lock the source and return its mark, which is checked again under the lock."""
-    read_moved_mark(source)
+    read_moved_mark(source, to_undo=to_undo)
     source.lock_exclusive()
-    return read_moved_mark(source)
+    return read_moved_mark(source, to_undo=to_undo)

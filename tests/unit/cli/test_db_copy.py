@@ -116,6 +116,9 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert run_command("db", "copy", "--erase", "--yes", "--json") == 0
     assert read_json(capsys, "db-copy")["state"] == "erased"
     assert make_posted_share(1).share.shares_hash not in copy_setup.file.read_bytes()
+    for consent in ("--dry-run", "--yes"):
+        assert run_command("db", "copy", "--undo", consent) == 1
+        assert "was erased after the queue had been moved" in capsys.readouterr().err
 
     assert run_command("db", "copy", "--from", copy_setup.address, "--to", "sqlite", "--yes", "--json") == 0
     moved = read_json(capsys, "db-copy")
