@@ -98,7 +98,7 @@ class ConnectionLimits:
 IDLE_SECONDS: Final = 1.0
 """Seconds from which an idle connection may be closed: a wallet that posts several shares sends the next one sooner."""
 MAX_CLOSING: Final = 128
-"""Connections above the limit while others are being closed, which may take a second."""
+"""Connections above the limit while others are being closed, which may take a second. Above it, those are aborted."""
 UNCOUNTED_BYTES: Final = 16 << 10
 """Bytes of each request that do not count, so that no share is closed to free memory. Connections limit their sum."""
 _CLOSED_FRACTION: Final = 1 / 32
@@ -183,16 +183,16 @@ class ConnectionEvictor:
         Returns:
             Whether there is room for the new connection.
         """
-        if excess > MAX_CLOSING:
-            if self._closing:
-                next(iter(self._closing)).evict()  # again: it has had time for its response, and is aborted now
-            return False
         missing = excess - len(self._closing)  # a connection ends only some time after its close
         if missing > 0 and now >= self._next_scan_at:
             self._next_scan_at = now + _SCAN_SECONDS
             count = missing + int(len(self._connections) * _CLOSED_FRACTION)
             for connection in self._find_slowest(count, now) or self._find_served(count):
                 self._close(connection)
+        if excess > MAX_CLOSING and self._closing:
+            longest = next(iter(self._closing))
+            self._closing[longest] = self._closing.pop(longest)  # the next new connection ends another one
+            longest.evict()  # again: it has had time for its response, and is aborted now
         return excess <= len(self._closing)
 
     def _find_slowest(self, count: int, now: float) -> list[ConnectionProgress]:
