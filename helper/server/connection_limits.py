@@ -172,9 +172,9 @@ class ConnectionEvictor:
     def make_room(self, excess: int, now: float) -> bool:
         """Close the slowest connections, as many as necessary and some for the next ones.
 
-        Idle ones are closed first, those of proxies last. If none is slow, those that were served before give way, the
-        one whose request began first: otherwise clients that always have a request of less than `eviction_seconds` in
-        progress could keep all places forever.
+        Idle ones are closed first, those of proxies last. If too few are slow, those that were served before give way
+        too, the one whose request began first: otherwise clients that always have a request of less than
+        `eviction_seconds` in progress could keep all places forever.
 
         Args:
             excess: number of open connections above the limit, with the new one, which is not among them yet.
@@ -187,7 +187,10 @@ class ConnectionEvictor:
         if missing > 0 and now >= self._next_scan_at:
             self._next_scan_at = now + _SCAN_SECONDS
             count = missing + int(len(self._connections) * _CLOSED_FRACTION)
-            for connection in self._find_slowest(count, now) or self._find_served(count):
+            slowest = self._find_slowest(count, now)
+            for connection in slowest:
+                self._close(connection)
+            for connection in self._find_served(count - len(slowest)):
                 self._close(connection)
         if excess > MAX_CLOSING and self._closing:
             longest = next(iter(self._closing))

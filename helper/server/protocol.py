@@ -56,7 +56,7 @@ defaults. A connection is closed
 
 To evict is to close a connection because there are too many, or because incomplete requests take too much memory. For a
 place, the slowest go first (idle ones before all others, those of proxies last), none within `eviction_seconds` (4 s)
-of the start of its request or of the wait for it, or within 1 s of a response, also in DRAINING; if there are none,
+of the start of its request or of the wait for it, or within 1 s of a response, also in DRAINING; if there are too few,
 those go that had a response before and are not idle. For memory, those go first that hold the most. None is evicted
 whose complete request is being answered or posts a share, unless its client has left bytes unread for 10 s.
 

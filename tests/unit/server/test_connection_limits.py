@@ -93,6 +93,15 @@ def test_make_room_without_slow_connection_closes_earliest_request_of_served_one
     assert connections.evicted == ["earlier", "slow"]
 
 
+def test_make_room_with_too_few_slow_connections_also_closes_served_ones() -> None:
+    connections = Connections()
+    for number in range(63):
+        connections.open(str(number), 9 + number / 100).is_served = True
+    connections.open("slow", 5)
+    assert connections.evictor.make_room(1, 10)
+    assert connections.evicted == ["slow", "0", "1"], "one would be too few for the connections before the next scan"
+
+
 def test_make_room_closes_idle_connection_of_proxy_last() -> None:
     connections = Connections()
     for name in ("earlier", "later", "busy"):
