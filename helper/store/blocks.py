@@ -141,10 +141,13 @@ def list_unspent(tx: Transaction, nullifiers: Iterable[SpentNullifier]) -> list[
 
 @exclusive
 def begin_ledger(tx: Transaction, first: int) -> None:
-    """Start the ledger: the blocks from `first` on are unread. Nothing changes if there is a ledger."""
+    """Start the ledger: the blocks from `first` or from the oldest stored round on are unread.
+
+    Nothing changes if there is a ledger. A round may have been stored since the caller chose `first`.
+    """
     tx.lock_exclusive()
     if _read_ledger(tx) is None:
-        _write_ledger(tx, start_ledger(first))
+        _write_ledger(tx, start_ledger(min(first, _oldest_round_height(tx, default=first))))
 
 
 @exclusive

@@ -94,6 +94,12 @@ async def test_blocks_compared_without_a_round_that_is_stored_since_are_read_aga
     assert await store.get_ledger() == Ledger(4, 5, ())
 
 
+async def test_ledger_begins_at_a_round_that_was_stored_since_its_beginning_was_chosen(store: Store) -> None:
+    await store.run(rounds.save_rounds, [make_stored_round(created_at_height=3)], NOW)
+    await store.run(blocks.begin_ledger, 5)
+    assert await store.get_ledger() == Ledger(3, 2, ())
+
+
 async def test_ledger_records_read_blocks_in_any_order(store: Store, reopen: Reopen) -> None:
     assert await store.get_ledger() is None
     await store.run(blocks.add_spent, [(ROUND, b"n" * 32)])
