@@ -187,10 +187,11 @@ MAX_ACTION_BODY_BYTES: Final = 64 << 20
 """Maximum bytes of a JSON body: the marks of two million shares."""
 MAX_REFS: Final = 10_000
 
-MARK_STRUCT: Final = struct.Struct(">Q8s")
+MARK_STRUCT: Final = struct.Struct(">q8s")
 """A row's number and its checksum."""
 
 ShortText = Annotated[str, Field(max_length=64)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class ActionRequest(BaseModel):
@@ -231,8 +232,8 @@ class ExportRequest(ActionFilter):
 
     model_config = ConfigDict(val_json_bytes="base64")
 
-    named: Annotated[int, Field(ge=0)] = 0
-    shares: Annotated[int, Field(ge=0)]
+    named: Count = 0
+    shares: Count
     marks: bytes | None = Field(default=None, repr=False)
 
 

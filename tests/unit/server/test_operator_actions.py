@@ -118,11 +118,14 @@ async def test_actions_export_is_logged_and_moves_marked_shares(
     copied = await daemon.post("/queue/export", json={"named": 2, "shares": 2})
     moved = await daemon.post("/queue/export", json={"shares": 2, "marks": base64.b64encode(marks).decode()})
     broken = await daemon.post("/queue/export", json={"shares": 2, "marks": base64.b64encode(marks[:-1]).decode()})
+    of_no_row = await daemon.post("/queue/export", json={"shares": 1, "marks": base64.b64encode(b"\xff" * 16).decode()})
 
     assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
     assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
     assert (broken.status_code, error_text(broken)) == (400, "marks: must be a multiple of 16 bytes")
+    assert of_no_row.json() == {"source": "daemon", "dry_run": False, "moved": 0, "stayed": 1}
     assert [(action["what"], action["wanted"]) for action in await audit(daemon)] == [
+        ("move", {}),
         ("move", {}),
         ("export", {"named": 2}),
     ]
@@ -219,6 +222,7 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
         ("/queue/retry", {"when": 5}, 400, "when"),
         ("/queue/retry", [], 400, "body"),
         ("/queue/export", {"shares": -1}, 400, "shares"),
+        ("/queue/export", {"shares": 10**25}, 400, "shares"),
         ("/queue/export", {}, 400, "shares"),
         ("/queue/import", {}, 422, "truncated"),
     ],
