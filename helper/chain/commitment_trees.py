@@ -399,8 +399,9 @@ class CommitmentTreeSync:
         """A root under which a leaf can be proven: the newest agreed one, otherwise one that a node serves.
 
         If several trees contain the leaf, each proof of a share uses another one, since the first one may be wrong. The
-        trees of nodes that contradicted an agreed root are used only while no other node is usable: whoever controls
-        such a node can post shares for any number of leaves that it invents, and proving them would delay all others.
+        trees of nodes that contradicted an agreed root are used only while no other node is usable: an attacker
+        with such a node can post shares for any number of leaves that it invents, and proving them would delay all
+        others.
 
         Args:
             get_leaf: computes the leaf.

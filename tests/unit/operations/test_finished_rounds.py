@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any, cast
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -272,8 +273,7 @@ async def test_run_job_reads_nodes_for_minutes(monkeypatch: pytest.MonkeyPatch) 
     async def read_slowly(*_: object, **__: object) -> None:
         for _step in range(30):
             clock.advance(PROBE_SECONDS)
-            for _iteration in range(20):
-                await asyncio.sleep(0)
+            await anyio.wait_all_tasks_blocked()  # the probes have ended
         usable.append(len(pool.usable_nodes))
         raise ChainUnavailable("the end of the test")
 

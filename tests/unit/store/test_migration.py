@@ -355,11 +355,8 @@ async def test_interrupted_migration_is_repeated_without_duplicates(filled: Back
     await open_once_unlocked(open_store, target)
 
 
-async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
-    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, target = filled
-    ends = create_endpoint(source), create_endpoint(target)
+def interrupt_between_marks(ends: EndpointPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a move when the source is marked as moved, and the target still as unfinished."""
     set_mark = ends[1].set_mark
 
     def cut(name: str, mark: CopyMark | None) -> None:
@@ -370,6 +367,14 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
     monkeypatch.setattr(ends[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
         migrate_between(ends)
+
+
+async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
+    filled: BackendPair, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = filled
+    ends = create_endpoint(source), create_endpoint(target)
+    interrupt_between_marks(ends, monkeypatch)
     for backend in filled:
         with pytest.raises(StoreMoved):
             await open_store(backend)
@@ -391,16 +396,7 @@ async def test_source_erased_between_marks_is_not_copied_again(
 ) -> None:
     source, target = filled
     before = read_all_rows(source)
-    set_mark = endpoints[1].set_mark
-
-    def cut(name: str, mark: CopyMark | None) -> None:
-        if (name, mark) == (UNFINISHED_KEY, None):
-            raise KeyboardInterrupt
-        set_mark(name, mark)
-
-    monkeypatch.setattr(endpoints[1], "set_mark", cut)
-    with pytest.raises(KeyboardInterrupt):
-        migrate_between(endpoints)
+    interrupt_between_marks(endpoints, monkeypatch)
     with closing(create_endpoint(source)) as endpoint, suppress(KeyboardInterrupt):
         if is_erasure_cut:
             monkeypatch.setattr(endpoint, "delete_rows", Mock(side_effect=KeyboardInterrupt))
@@ -417,16 +413,7 @@ async def test_target_that_is_damaged_between_marks_is_copied_again_after_undo(
 ) -> None:
     source, target = filled
     before = read_all_rows(source)
-    set_mark = endpoints[1].set_mark
-
-    def cut(name: str, mark: CopyMark | None) -> None:
-        if (name, mark) == (UNFINISHED_KEY, None):
-            raise KeyboardInterrupt
-        set_mark(name, mark)
-
-    monkeypatch.setattr(endpoints[1], "set_mark", cut)
-    with pytest.raises(KeyboardInterrupt):
-        migrate_between(endpoints)
+    interrupt_between_marks(endpoints, monkeypatch)
     target.execute("DELETE FROM tombstones")
     with pytest.raises(StoreCopyDiffers) as raised:
         migrate(source, target)
@@ -444,16 +431,7 @@ async def test_repetition_of_a_copy_between_marks_may_be_interrupted_too(
     source, target = filled
     before = read_all_rows(source)
     ends = create_endpoint(source), create_endpoint(target)
-    set_mark = ends[1].set_mark
-
-    def cut(name: str, mark: CopyMark | None) -> None:
-        if (name, mark) == (UNFINISHED_KEY, None):
-            raise KeyboardInterrupt
-        set_mark(name, mark)
-
-    monkeypatch.setattr(ends[1], "set_mark", cut)
-    with pytest.raises(KeyboardInterrupt):
-        migrate_between(ends)
+    interrupt_between_marks(ends, monkeypatch)
     ends = create_endpoint(source), create_endpoint(target)
     interrupt_after(ends, 5)  # has fewer transactions, unless it copies again
     with suppress(KeyboardInterrupt):
