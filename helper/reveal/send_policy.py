@@ -182,12 +182,14 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. A
-    # node that is behind may catch up; if no node ever knows the anchor, since a false one served its root, ten blocks
-    # decide, of any node.
+    # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. Ten
+    # blocks of any node decide if the height stands still, because the chain itself may have stood until now, and if no
+    # node knows the anchor: one that is behind may catch up, but nobody knows a root that a false node served.
     is_time_decisive = is_old and has_new_block and not process.has_no_block_above(last)
-    is_anchor_unknown = outcome == Verdict.BEHIND.name and process.greatest >= first + REPROVE_BLOCKS
-    is_height_false = max(head, process.agreed) <= first
+    reached = max(head, process.agreed)
+    had_any_blocks = process.greatest >= first + REPROVE_BLOCKS
+    is_anchor_unknown = had_any_blocks and outcome == Verdict.BEHIND.name
+    is_height_false = reached < first or (had_any_blocks and reached == first)
     if is_time_decisive and (is_height_false or is_anchor_unknown or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""

@@ -179,9 +179,17 @@ def test_time_decides_where_heights_stand_still_or_are_false(
 
 
 @pytest.mark.parametrize("outcome", ["ACCEPTED", "BEHIND", "REFUSED_ANCHOR", "AMBIGUOUS"])
-def test_message_waits_for_a_block_while_the_chain_stands(outcome: str) -> None:
+def test_message_waits_for_blocks_while_the_chain_stands(outcome: str) -> None:
+    """Seed 3789: the first block after a halt is not ten blocks."""
     long_ago = {"began_at": NOW - 600, "ended_at": NOW - 600}
-    for height, greatest, expected in ((108, 108, Wait), (108, 109, ProveAnew), (107, 108, ProveAnew)):
+    first_block = ProveAnew if outcome == "REFUSED_ANCHOR" else Send
+    for height, greatest, expected in (
+        (108, 108, Wait),
+        (108, 109, first_block),
+        (108, 117, first_block),
+        (108, 118, ProveAnew),
+        (107, 108, ProveAnew),
+    ):
         process = {**long_ago, "head": height, "agreed": height, "greatest": greatest}
         assert type(step_at(108, first=108, last=108, outcome=outcome, process=process)) is expected
 
