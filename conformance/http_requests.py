@@ -65,7 +65,7 @@ class Reply:
         """The JSON value of the body, None if it is not JSON. Ignores the content type."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter if it is nested too deeply
             return None
 
     @property
@@ -217,7 +217,7 @@ class HelperClient:
                         raise CheckFailed(f"{method} {path}: the response is longer than {_MAX_BODY_BYTES >> 20} MiB")
         except TimeoutError:
             raise CheckFailed(f"{method} {path}: no response within {TIMEOUT_SECONDS:.0f} s") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # also if the body is not in its Content-Encoding
             raise CheckFailed(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from error
         seconds = self._clock.monotonic() - started
         received = [(name.lower(), value) for name, value in response.headers.multi_items()]
@@ -277,7 +277,7 @@ class RawConnection:
 
     async def send(self, data: bytes) -> None:
         """Send bytes. A closed connection is not an error: the helper may have responded."""
-        with suppress(ConnectionError):
+        with suppress(OSError):
             self._writer.write(data)
             await self._writer.drain()
 
@@ -304,7 +304,7 @@ class RawConnection:
                         return Reply(status, headers, body, loop.time() - started)
         except TimeoutError:
             raise CheckFailed(f"no response within {seconds:.0f} s") from None
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError) as error:
+        except (asyncio.IncompleteReadError, OSError, asyncio.LimitOverrunError) as error:  # OSError: also of TLS
             raise ConnectionEnded(f"connection closed without a response ({type(error).__name__})") from None
 
     async def interim_status(self, seconds: float) -> int | None:
@@ -312,7 +312,7 @@ class RawConnection:
         try:
             async with asyncio.timeout(seconds):
                 return (await self._read_head())[0]
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             return None
 
     async def responses(self, seconds: float = RESPONSE_SECONDS) -> list[Reply]:
@@ -331,7 +331,7 @@ class RawConnection:
                     pass
         except TimeoutError:
             return False
-        except ConnectionError:
+        except OSError:
             return True
         return True
 

@@ -32,7 +32,7 @@ from conformance import (
 from conformance.check_failures import CheckFailed, CheckSkipped, shorten
 from conformance.checks import Check, CheckResult, Level, Phase, Verdict
 from conformance.session import ENDED, Session
-from helper.errors import UsageError
+from helper.errors import ChainUnavailable, UsageError
 
 CHECKS: Final[Sequence[Check]] = tuple(
     chain(
@@ -159,8 +159,10 @@ async def _run_check(session: Session, check: Check) -> CheckResult:
         return CheckResult(check, "skipped", str(reason))
     except TimeoutError:
         return CheckResult(check, "failed", f"not finished within {CHECK_SECONDS:.0f} s")
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # The JSON of the response has an unexpected shape.
+    except ChainUnavailable:
+        raise
+    except Exception as error:
+        # The JSON of the response has an unexpected shape. It must not end the other checks, whatever it is.
         return CheckResult(check, "failed", shorten(f"unexpected response: {type(error).__name__} {error}"))
 
 

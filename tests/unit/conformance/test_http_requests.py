@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 
@@ -151,6 +152,16 @@ async def test_client_reports_missing_response_as_failure() -> None:
             await client.get("/x")
 
 
+async def test_client_reports_body_that_is_not_in_its_encoding_as_failure() -> None:
+    async with serve_client(lambda _: OK.replace(b"\r\n", b"\r\nContent-Encoding: gzip\r\n", 1)) as client:
+        with pytest.raises(CheckFailed, match="GET /x: DecodingError"):
+            await client.get("/x")
+
+
+def test_json_that_is_nested_too_deeply_is_none() -> None:
+    assert Reply(200, [], b"[" * 200_000, 0.0).json() is None
+
+
 async def test_client_does_not_read_a_response_without_end() -> None:
     long = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + bytes(17 << 20)
     async with serve_client(lambda _: long) as client:
@@ -187,6 +198,13 @@ async def test_raw_connection_that_ends_or_waits_is_reported() -> None:
     async with serve(lambda _: b"hello\r\n\r\n") as url, open_raw(parse_address(url), "") as connection:
         await connection.send(connection.head())
         with pytest.raises(CheckFailed, match="not an HTTP response: 'hello'"):
+            await connection.response()
+
+
+async def test_raw_connection_that_fails_is_ended() -> None:
+    async with serve(lambda _: OK) as url, open_raw(parse_address(url), "") as connection:
+        connection._reader.set_exception(ssl.SSLError("bad record mac"))
+        with pytest.raises(ConnectionEnded):
             await connection.response()
 
 

@@ -112,6 +112,7 @@ async def test_verdicts_follow_from_what_a_check_raises() -> None:
         create_check(3, raising(CheckSkipped("reason"))),
         create_check(4, raising(KeyError("buckets"))),
         create_check(5, raising(ConnectionEnded("connection closed"))),
+        create_check(6, raising(OverflowError("int too large to convert to float"))),
     ]
     results = summarize(await run_checks(create_session(), checks))
     assert results[0] == ("001", "passed", "seen")
@@ -121,6 +122,7 @@ async def test_verdicts_follow_from_what_a_check_raises() -> None:
         ("003", "skipped", "reason"),
         ("004", "failed", "unexpected response: KeyError 'buckets'"),
         ("005", "failed", "connection closed"),
+        ("006", "failed", "unexpected response: OverflowError int too large to convert to float"),
     ]
 
 
