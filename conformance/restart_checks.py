@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from tempfile import TemporaryFile
 from typing import Any, Final
 
-from conformance.check_failures import CheckFailed, CheckSkipped, require, shorten
+from conformance.check_failures import MAX_SEEN_CHARACTERS, CheckFailed, CheckSkipped, require, shorten
 from conformance.checks import CheckList, Phase
 from conformance.dev_chain import Reveal
 from conformance.http_requests import Reply
@@ -119,22 +120,23 @@ async def _restart(session: Session, scenario: _Scenario, concurrent: Sequence[T
         if reply is not None and reply.is_accepted:
             break
     started, scenario.restarted_at = session.clock.monotonic(), session.clock.now()
-    process = await asyncio.create_subprocess_shell(
-        session.restart_command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(COMMAND_SECONDS):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        output = f"the command took more than {COMMAND_SECONDS:.0f} s".encode()
+    with TemporaryFile() as output:  # of a pipe, a helper that the command starts in the background keeps the end
+        process = await asyncio.create_subprocess_shell(
+            session.restart_command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            text = f"the command took more than {COMMAND_SECONDS:.0f} s"
+        else:
+            output.seek(0)
+            text = output.read(MAX_SEEN_CHARACTERS).decode(errors="replace").strip()
     scenario.posted = [reply for reply in await asyncio.gather(*posting) if reply is not None]
     if process.returncode:
-        scenario.output = f"exit code {process.returncode}: {output.decode(errors='replace').strip()}"
+        scenario.output = f"exit code {process.returncode}: {text}"
         return
     if await session.wait_for(lambda: _is_ready(session), COMMAND_SECONDS):
         scenario.seconds = session.clock.monotonic() - started

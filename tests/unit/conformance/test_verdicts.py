@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import re
@@ -207,3 +208,11 @@ async def test_kit_refusal_for_another_reason_fails(
     passed = {result.check.id for result in refusing if result.verdict == "passed"}
     assert {check_id for check_id in passed if not check_id.startswith(not_found)} == set()
     assert all(any(check_id.startswith(prefix) for check_id in passed) for prefix in not_found)
+
+
+async def test_kit_restart_command_may_start_the_helper_in_the_background(file: File) -> None:
+    """What the command has started keeps its output open."""
+    async with serve_app(OriginalHelper(file.leaves, file.end).app()) as url:
+        run = run_kit(url, shares_file=file.path, restart_command="sleep 20 &", only=["RESTART-001"])
+        async with asyncio.timeout(15):
+            assert [result.verdict for result in await run] == ["passed"]
