@@ -67,7 +67,9 @@ def select_checks(only: Sequence[str]) -> list[Check]:
 
 
 CHECK_SECONDS: Final = 600.0
-"""Time limit of one check. Checks have shorter limits of their own."""
+"""Time limit of one check, without the time for reveals. Checks have shorter limits of their own."""
+_MAX_REVEAL_WAITS: Final = 2
+"""Maximum number of times that one check waits for reveals, one after the other."""
 _BEFORE_SLOW_END: Final = (Phase.QUICK, Phase.QUIET, Phase.REVEAL)
 _AFTER_SLOW_END: Final = (Phase.RESTART, Phase.END)
 
@@ -150,15 +152,16 @@ async def _prepare(session: Session) -> str | None:
 
 
 async def _run_check(session: Session, check: Check) -> CheckResult:
+    seconds = CHECK_SECONDS + _MAX_REVEAL_WAITS * session.reveal_seconds
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(seconds):
             return CheckResult(check, "passed", shorten(await check.run(session)))
     except CheckFailed as failure:
         return CheckResult(check, "failed", shorten(str(failure)))
     except CheckSkipped as reason:
         return CheckResult(check, "skipped", str(reason))
     except TimeoutError:
-        return CheckResult(check, "failed", f"not finished within {CHECK_SECONDS:.0f} s")
+        return CheckResult(check, "failed", f"not finished within {seconds:.0f} s")
     except ChainUnavailable:
         raise
     except Exception as error:

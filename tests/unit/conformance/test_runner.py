@@ -126,6 +126,18 @@ async def test_verdicts_follow_from_what_a_check_raises() -> None:
     ]
 
 
+async def test_check_has_time_for_late_reveals_in_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.runner.CHECK_SECONDS", 0.05)
+
+    async def run(_session: Session) -> str:
+        await asyncio.sleep(0.2)
+        return "seen"
+
+    session = create_session()
+    session.reveal_seconds = 30.0
+    assert [result.verdict for result in await run_checks(session, [create_check(1, run)])] == ["passed"]
+
+
 async def test_checks_that_lack_something_are_skipped_with_the_reason() -> None:
     checks = [
         create_check(1, run_pass, needs_token=True),
