@@ -42,16 +42,17 @@ RULES = {
     "N1": "The published configuration may have `config_version` or `version`, no `snapshot_height`, unknown fields "
     "and 1 MiB. A static document of version 1 or 2 leads to its mirrors, which are tried in order, 30 s each.",
     "N2": "`/api/voting-config` serves the bytes of the dynamic document unchanged, also while no mirror responds.",
-    "N3": "A body has 30 s from its start. If it times out, the response is the 408 receipt if the request has exactly "
-    "one valid `X-Vote-Ingress-Attempt-V1`, otherwise 503.",
+    "N3": "A body has 30 s from its start, and must keep growing "
+    "([decision 27](decisions/0027-slow-bodies.md)). If it times out, the response is the 408 receipt if the request "
+    "has exactly one valid `X-Vote-Ingress-Attempt-V1`, otherwise 503.",
     "N4": "A receipt has its four fields only, and `Cache-Control: no-store`. The token is in no log, label or header.",
     "N5": "Below `/shielded-vote/` every response is JSON and none is a redirect. A route that does not exist has 404 "
     "or 405 with only the field `error`.",
     "N6": "`status` responds within 2 s.",
     "N7": "`share-status` depends only on the nullifiers that the chain has counted, also for shares that this helper "
     "never had. It is `pending` (202, because zkool takes every 200 for confirmed) or `confirmed` (200).",
-    "N8": "A limit on concurrent work returns 429 if the request names its attempt, otherwise 503; a pause returns "
-    "503 ([decision 39](decisions/0039-answers-for-every-wallet.md)).",
+    "N8": "A limit on concurrent work returns 429 if the request names its attempt, otherwise 503, as it does before "
+    "the headers are read; a pause returns 503 ([decision 39](decisions/0039-answers-for-every-wallet.md)).",
     "N9": "A wallet may post 128 shares at once.",
     "N10": "A `submit_at` from 1 to the second before the end is used exactly. A share with `submit_at` equal to the "
     "end is accepted, although it counts only if the end is postponed "
@@ -89,9 +90,9 @@ RULES = {
     "N26": "Due shares of all rounds are claimed by due time, so that no round waits for another one's queue. Shares "
     "with the same due time are ordered by a keyed hash. A share without a time is due when it arrives.",
     "N27": "A share is retried until its round ends ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
-    "N28": "Counters of posted and processed shares also have the names and labels of the original helper. No label "
-    "has a round ([decision 28](decisions/0028-retries-and-queue-summary.md) lists what is not offered).",
-    "N29": "By default, no limit on wallets depends on the client address, because many wallets share a Tor exit: when "
+    "N28": "Recording rules give counters of posted and processed shares the names and labels of the original helper. "
+    "No label has a round ([decision 28](decisions/0028-retries-and-queue-summary.md) lists what is not offered).",
+    "N29": "No limit on wallets depends on the client address, because many wallets share a Tor exit: when "
     "the connection limit is reached, the server closes the connection with the slowest progress. The service speaks "
     "HTTP/1.1; the proxy adds HTTP/2.",
     "N30": "The gateway forwards the listed routes, the status and the body unchanged. It waits 150 s for a POST and "
@@ -103,8 +104,9 @@ RULES = {
     "W4": "A 4xx other than 408 and 429 is final for this helper, so a share that may still become valid gets 429 if "
     "the request names its attempt, as the library's do. Otherwise it gets 503 with `Retry-After: 2`, because 429 is "
     "final for other wallets.",
-    "W5": "A 5xx makes the outcome unknown. The library gets it only while no share is accepted: during a pause, and "
-    "if the queue cannot be written.",
+    "W5": "A 5xx makes the outcome unknown. The library gets it only during a pause of the helper or of the share's "
+    "round, if the queue cannot be written, before its headers are read, while the service stops, and after an "
+    "internal error.",
     "W6": "A share whose outcome is unknown or that is overdue is posted again with `submit_at` 0, to this or another "
     "helper. Both are revealed immediately: a known one that waits is a `duplicate` and moved up.",
     "W7": "A share is confirmed once two helpers report it, whether or not they had it.",
@@ -120,7 +122,7 @@ RULES = {
     "outcome, except of a transaction whose response a node has lost.",
     "Q1": "The monitor reads `vote_servers` from `/api/voting-config`.",
     "Q2": "It asks each helper from the browser, without a token.",
-    "Q3": "A helper is stale if `generated_at` is more than 300 s old.",
+    "Q3": "A helper is stale if `generated_at` is more than 300 s old, or two buckets if that is longer.",
     "Q4": "A backlog is a past bucket whose overdue and processing shares grow. Buckets are contiguous, the last one "
     "ends with the round, and `total` is the sum of the five counts. Confirmed shares are in the first bucket, "
     "all shares that are not due in the last one ([decision 28](decisions/0028-retries-and-queue-summary.md)).",
