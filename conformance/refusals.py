@@ -31,7 +31,8 @@ class Reason(Enum):
     CONTENT = _Expected(frozenset({400, 422}), r"\bjson\b")
     """Syntax, encodings, ranges, hashes, the leaf, and the choice."""
     CODING = _Expected(frozenset({400, 415, 422}), r"\bjson\b|content.(type|encoding)|charset")
-    SIZE = _Expected(frozenset({400, 413}), r"body.{0,20}too large|body.{0,20}\blimit")
+    SIZE = _Expected(frozenset({400, 413}), r"body.{0,20}too large|body.{0,20}\blimit|\bjson\b")
+    """Newer versions of the original call a body that they cannot read completely broken JSON, also a slow one."""
     TIME = _Expected(frozenset({400, 422}), r"submit_at|vote_end|too late")
     ROUND = _Expected(
         frozenset({400, 404, 422}), r"(unknown|no such|not found).{0,20}round|round.{0,20}(unknown|not f)"
@@ -39,7 +40,7 @@ class Reason(Enum):
     CLOSED = _Expected(frozenset({400, 409, 410, 422}), r"round.{0,30}(active|closed|ended|over\b)")
     CONFLICT = _Expected(frozenset({400, 409, 422}), r"conflict")
     TOKEN = _Expected(frozenset({401}), r"unauthori[sz]ed|helper.token")
-    TIMEOUT = _Expected(frozenset({400, 408, 503}), r"time(d )?.?out")
+    TIMEOUT = _Expected(frozenset({400, 408, 503}), r"time(d )?.?out|\bjson\b")
     """Without a valid token 503 is best (zkool and old ZODL give a share up after 400); the original sends 400."""
     LATER = _Expected(
         frozenset({429, 503}), r"catching up|stale|unavailable|paused|overload|\bbusy|(try|retry).{0,8}later"

@@ -108,6 +108,8 @@ async def test_client_sends_token_and_reads_reply() -> None:
         (404, b"404 page not found", [Reason.CONTENT], False),
         (400, b'{"jsonrpc":"2.0","error":{"data":"read body: i/o timeout"}}', [Reason.CONTENT], False),
         (400, b'{"jsonrpc":"2.0","error":{"data":"read body: i/o timeout"}}', [Reason.TIMEOUT], True),
+        (400, b'{"error":"invalid JSON"}', [Reason.SIZE], True),
+        (400, b'{"error":"invalid JSON"}', [Reason.TIMEOUT], True),
         (429, b"", [Reason.LATER], True),
         (503, b'{"error":"paused"}', [Reason.LATER], True),
         (503, b'{"error":"paused"}', [Reason.CONTENT], False),
