@@ -7,7 +7,7 @@ import base64
 import gzip
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,11 +120,13 @@ class StrictHelper:
         file: the shares.
         refusal: the text.
         status: the status of refusals.
+        headers: of every response.
     """
 
     file: File
     refusal: str = "refused"
     status: int = 400
+    headers: Mapping[str, str] = field(default_factory=dict)
     bodies: list[bytes] = field(default_factory=list)
     stored: set[bytes] = field(default_factory=set)
 
@@ -136,10 +138,10 @@ class StrictHelper:
         self.bodies.append(body)
         read = proofs.read_shares([body])[0]
         if isinstance(read, proofs.InvalidShare) or len(body) > 1 << 20 or not self._is_of_vote(read):
-            return JSONResponse({"status": "error", "error": self.refusal}, self.status)
+            return JSONResponse({"status": "error", "error": self.refusal}, self.status, self.headers)
         word = "duplicate" if read.nullifier in self.stored else "queued"
         self.stored.add(read.nullifier)
-        return JSONResponse({"status": word})
+        return JSONResponse({"status": word}, headers=self.headers)
 
     def _is_of_vote(self, read: proofs.ReadShare) -> bool:
         vote = (read.round_id.hex(), read.shares_hash, read.proposal_id, read.vote_decision)
@@ -208,6 +210,12 @@ async def test_kit_refusal_for_another_reason_fails(
     passed = {result.check.id for result in refusing if result.verdict == "passed"}
     assert {check_id for check_id in passed if not check_id.startswith(not_found)} == set()
     assert all(any(check_id.startswith(prefix) for check_id in passed) for prefix in not_found)
+
+
+async def test_kit_helper_may_close_each_connection_if_it_says_so(file: File) -> None:
+    async with serve_app(StrictHelper(file, headers={"Connection": "close"}).app()) as url:
+        results = await run_kit(url, shares_file=file.path, only=["CONN"])
+    assert failed(results) == set(), describe_failures(results)
 
 
 async def test_kit_restart_command_may_start_the_helper_in_the_background(file: File) -> None:
