@@ -225,7 +225,7 @@ class _Smuggled:
             await connection.send(self.make(connection, hidden))
             replies = await connection.responses(_QUIET_SECONDS)
         statuses = [reply.status for reply in replies]
-        seen = f"{self.name} → {statuses or 'closed'}"
+        seen = f"{self.name} → {statuses or 'no response'}"
         return require(200 not in statuses and len(statuses) <= 1, seen)
 
 
@@ -286,15 +286,20 @@ async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         path = f"{session.client.address.path}{STATUS_PATH}"
         await connection.send(f"GET {path} HTTP/1.1\r\n\r\n".encode())
-        replies = await connection.responses(_QUIET_SECONDS)
-    statuses = [reply.status for reply in replies]
-    return require(all(400 <= status < 500 for status in statuses), f"GET without Host → {statuses or 'closed'}")
+        return await _require_refused("GET without Host", connection)
 
 
 @checks.must("SMUGGLE-021", "data that is not HTTP is refused or the connection closed", f"{_HTTP} §2.2")
 async def _(session: Session) -> str:
     async with open_raw(session.client.address, session.client.token) as connection:
         await connection.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n")
-        replies = await connection.responses(_QUIET_SECONDS)
-    statuses = [reply.status for reply in replies]
-    return require(all(400 <= status < 500 for status in statuses), f"a TLS ClientHello → {statuses or 'closed'}")
+        return await _require_refused("a TLS ClientHello", connection)
+
+
+async def _require_refused(sent: str, connection: RawConnection) -> str:
+    """Require a 4xx, or that the connection is closed."""
+    statuses = [reply.status for reply in await connection.responses(_QUIET_SECONDS)]
+    if not statuses:
+        is_closed = await connection.is_closed(_QUIET_SECONDS)
+        return require(is_closed, f"{sent} → no response, closed: {is_closed}")
+    return require(all(400 <= status < 500 for status in statuses), f"{sent} → {statuses}")

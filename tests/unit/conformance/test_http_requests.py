@@ -12,6 +12,8 @@ import pytest
 from conformance.check_failures import CheckFailed
 from conformance.http_requests import ConnectionEnded, HelperClient, Reply, encode_chunks, open_raw, parse_address
 from conformance.refusals import Reason, refused
+from conformance.runner import run_checks, select_checks
+from conformance.session import Session
 from helper.clock import SystemClock
 from tests.support.servers import serve_connections
 
@@ -208,6 +210,13 @@ async def test_raw_connection_that_fails_is_ended() -> None:
         connection._reader.set_exception(ssl.SSLError("bad record mac"))
         with pytest.raises(ConnectionEnded):
             await connection.response()
+
+
+async def test_check_fails_if_the_helper_neither_responds_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.connection_checks._QUIET_SECONDS", 0.05)
+    async with serve_client(lambda _: b"HTTP/1.1 200 OK\r\n") as client:
+        results = await run_checks(Session(client, SystemClock()), select_checks(["SMUGGLE-021"]))
+    assert [result.verdict for result in results] == ["failed"]
 
 
 async def test_raw_connection_to_nowhere_is_a_failure() -> None:
