@@ -206,10 +206,11 @@ class HelperClient:
 
     async def _send_once(self, method: str, path: str, content: bytes | None, headers: list[tuple[str, str]]) -> Reply:
         started, body, url = self._clock.monotonic(), bytearray(), f"{self.address.url}{path}"
+        encoded = httpx.Headers(headers, encoding="utf-8")  # a token may have any characters
         try:
             async with (
                 asyncio.timeout(TIMEOUT_SECONDS),
-                self._http.stream(method, url, content=content, headers=headers) as response,
+                self._http.stream(method, url, content=content, headers=encoded) as response,
             ):
                 async for piece in response.aiter_bytes():
                     body += piece
@@ -266,7 +267,7 @@ class RawConnection:
         if self._token:
             named.append((TOKEN_HEADER, self._token))
         lines = [f"{method} {self._address.path}{path} HTTP/{version}", *(f"{name}: {value}" for name, value in named)]
-        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def share_request(
         self, content: bytes, headers: Iterable[tuple[str, str]] = (), *, length: int | None = None

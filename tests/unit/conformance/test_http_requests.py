@@ -84,15 +84,15 @@ def test_address_of_other_url_is_refused(url: str) -> None:
 async def test_client_sends_token_and_reads_reply() -> None:
     heads: list[bytes] = []
     async with serve(lambda _: OK, heads=heads) as url:
-        client = HelperClient(parse_address(f"{url}/mount"), "secret", SystemClock())
+        client = HelperClient(parse_address(f"{url}/mount"), "sécret", SystemClock())
         reply = await client.get("/shielded-vote/v1/status")
         await client.get("/shielded-vote/v1/status", token="")
         await client.aclose()
     assert (reply.status, reply.outcome, reply.media_type) == (200, "ok", "application/json")
     assert str(reply) == '200 Application/JSON; charset=utf-8 {"status":"ok"}'
     assert heads[0].startswith(b"GET /mount/shielded-vote/v1/status HTTP/1.1")
-    assert b"secret" in heads[0]
-    assert b"secret" not in heads[1]
+    assert "sécret".encode() in heads[0]
+    assert "sécret".encode() not in heads[1]
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ async def test_raw_connection_to_nowhere_is_a_failure() -> None:
 async def test_raw_requests_have_host_length_and_token() -> None:
     async with serve(lambda _: OK) as url:
         address = parse_address(f"{url}/mount")
-        async with open_raw(address, "secret") as connection:
+        async with open_raw(address, "sécret") as connection:
             request = connection.share_request(b"{}", [("X-Note", "1")], length=7)
     head = request.decode().split("\r\n")
     assert head[0] == "POST /mount/shielded-vote/v1/shares HTTP/1.1"
     assert f"Host: {address.authority}" in head
-    assert {"Content-Length: 7", "X-Note: 1", "X-Helper-Token: secret", "Content-Type: application/json"} <= set(head)
+    assert {"Content-Length: 7", "X-Note: 1", "X-Helper-Token: sécret", "Content-Type: application/json"} <= set(head)
     assert request.endswith(b"\r\n\r\n{}")
