@@ -66,9 +66,10 @@ def conformance(
 
     async def run() -> list[CheckResult]:
         checks, address = select_checks(only or []), parse_address(url)
+        chain_address = parse_address(devnet) if devnet is not None else None
         clock = SystemClock()
         client = HelperClient(address, token, clock)
-        chain = DevChain(devnet) if devnet is not None else None
+        chain = DevChain(chain_address.url) if chain_address is not None else None
         try:
             session = Session(
                 client,

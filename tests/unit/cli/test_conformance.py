@@ -123,6 +123,8 @@ def test_conformance_unreachable_helper_or_chain_exits_6(helper: Helper, capsys:
         (("helper",), 2, "not a base URL: helper"),
         (("http://127.0.0.1:1", "--only", "NONE-001"), 2, "no such check or topic: NONE-001"),
         (("http://127.0.0.1:1", "--devnet", "http://127.0.0.1:1", "--shares", "x"), 2, "mutually exclusive"),
+        (("http://127.0.0.1:1", "--devnet", "localhost:11317"), 2, "not a base URL: localhost:11317"),
+        (("http://127.0.0.1:1", "--devnet", "http://[::1"), 2, "not a base URL: Invalid IPv6 URL"),
         (("http://127.0.0.1:1", "--shares", "/nowhere/shares"), 5, "/nowhere/shares does not exist"),
     ],
 )
