@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -85,6 +85,7 @@ class FinishedRounds:
         self._done: set[bytes] | None = None
         self._finalized_at: dict[bytes, int] = {}  # the chain's height when the round was first listed as finalized
         self._retry_at: dict[bytes, float] = {}
+        self._failures: defaultdict[bytes, LoggedProblem] = defaultdict(LoggedProblem)
         self._problem = LoggedProblem()
 
     async def run(self) -> None:
@@ -135,7 +136,8 @@ class FinishedRounds:
             verdict = await run_worker_process(WORKER_COMMAND, job)
         except AuditError as error:
             self._retry_at[round_id] = self._clock.monotonic() + RETRY_SECONDS
-            log.warning("round_audit_incomplete", round=round_id.hex(), reason=str(error))
+            if self._failures[round_id].note(str(error)):
+                log.warning("round_audit_incomplete", round=round_id.hex(), reason=str(error))
             return
         assert self._done is not None
         self._done.add(round_id)

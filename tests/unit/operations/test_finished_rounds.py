@@ -174,11 +174,13 @@ async def test_process_failed_round_is_tried_again_later(worker: FakeWorker) -> 
     with capture_logs() as logs:
         assert await setup.processed() == ["01"]
         assert await setup.processed() == ["01"]
+        setup.clock.advance(RETRY_SECONDS)
+        assert await setup.processed() == ["01", "01"]
     assert [(line["event"], line["reason"]) for line in logs] == [("round_audit_incomplete", "no chain node responded")]
     setup.worker.error = None
     setup.clock.advance(RETRY_SECONDS)
-    assert await setup.processed() == ["01", "01"]
-    assert await setup.processed() == ["01", "01"]
+    assert await setup.processed() == ["01", "01", "01"]
+    assert await setup.processed() == ["01", "01", "01"]
 
 
 async def test_process_failed_audit_is_logged_as_error(worker: FakeWorker) -> None:
