@@ -301,10 +301,12 @@ def pack_documents(documents: Mapping[str, bytes]) -> tuple[str, list[bytes]]:
     """Return the SHA-256 (hex) of documents, and the pieces with their compressed content.
 
     Raises:
-        InvalidResponse: they have too many values, so `unpack_documents` would refuse them.
+        InvalidResponse: they are too long or have too many values, so `unpack_documents` would refuse them.
     """
     fragments = {name: orjson.Fragment(document) for name, document in documents.items()}
     content = orjson.dumps(fragments, option=orjson.OPT_SORT_KEYS)
+    if len(content) > MAX_DOCUMENTS_BYTES:
+        raise InvalidResponse(f"the documents of the round have more than {MAX_DOCUMENTS_BYTES} bytes")
     limit_stored_values(content, "documents")
     packed = zlib.compress(content, 6)
     pieces = [packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)]

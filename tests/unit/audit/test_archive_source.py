@@ -252,11 +252,15 @@ async def test_archive_documents_leaves_out_a_deeply_nested_one() -> None:
     assert of_verdict(result, Verdict.NOT_CHECKED) == {"A1", "C6"}
 
 
-async def test_documents_that_could_not_be_read_again_are_not_archived() -> None:
+@pytest.mark.parametrize(("added", "reason"), [([1] * 100_000, "too many values"), ("x" * 300_000, "more than 300000")])
+async def test_documents_that_could_not_be_read_again_are_not_archived(
+    monkeypatch: pytest.MonkeyPatch, added: object, reason: str
+) -> None:
+    monkeypatch.setattr(archived_objects, "MAX_DOCUMENTS_BYTES", 300_000)
     source = agreed_round()
-    source.documents["summary"]["x"] = [1] * 100_000
+    source.documents["summary"]["x"] = added
     bucket = MemoryBucket()
-    with pytest.raises(InvalidResponse, match="too many values"):
+    with pytest.raises(InvalidResponse, match=reason):
         await archive_documents(bucket, source, source.round_id, chain_id=CHAIN_ID, height=1000)
     assert bucket.objects == {}
 
