@@ -18,9 +18,6 @@ from helper.object_store import Bucket
 from helper.operations.archive_reader import ArchivedRound, list_blocks, read_blocks, read_round
 from helper.operations.archived_objects import RoundManifest, documents_name, manifest_name, pack_documents
 
-_HEADS = "heads"
-"""Name of the document with the nodes' data about the block at the manifest's height."""
-
 
 class ArchiveSource:
     """A round in the archive, whose content is untrusted.
@@ -58,7 +55,7 @@ class ArchiveSource:
             return await self._documents.document(name)
         stored = self._documents
         if sources.parse_heads_name(name) is not None:
-            name = _HEADS
+            name = sources.HEADS
         if name not in stored.documents:
             raise DataMissing(stored.manifest.missing.get(name, "not in the archive"))
         return stored.documents[name]
@@ -146,7 +143,7 @@ async def archive_documents(
     documents: dict[str, object] = {}
     missing: dict[str, str] = {}
     for name in _document_names(facts, height):
-        key = _HEADS if sources.parse_heads_name(name) is not None else name
+        key = sources.HEADS if sources.parse_heads_name(name) is not None else name
         try:
             stored = await nodes.document(name)
             encoded[key] = sources.encode_document(stored)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import TypeVar
 
 import orjson
 
+from audit import source as sources
 from audit.transactions import PartialEntry
 from helper.chain.chain_data import LeafBlock
 from helper.chain.json_fields import Fields
@@ -249,3 +251,26 @@ def parse_heads(document: object) -> list[NodeHead]:
         )
         for entry in Fields(document, "response").children("heads")
     ]
+
+
+def digest_document(name: str, document: object, round_id: bytes) -> str:
+    """Return the SHA-256 (hex) of what an audit reads of a document, so that nodes of different versions agree.
+
+    The name of a node in heads is no part of it.
+
+    Raises:
+        InvalidResponse: it cannot be read, or has no heads.
+    """
+    parsers: dict[str, Callable[[object], object]] = {
+        sources.ROUND: parse_round_facts,
+        sources.LEAVES: parse_leaf_blocks,
+        sources.ROOTS: parse_roots,
+        sources.RESULTS: partial(parse_results, round_id=round_id),
+        sources.SUMMARY: parse_summary,
+        sources.PARTIALS: parse_partials,
+        sources.HEADS: lambda document: [replace(head, node="") for head in parse_heads(document)],
+    }
+    parsed = parsers.get(name.partition("/")[0], partial(parse_sums, proposal_id=0))(document)
+    if name.startswith(sources.HEADS) and not parsed:
+        raise InvalidResponse("the node has no such block")
+    return sha256(repr(parsed).encode()).hexdigest()

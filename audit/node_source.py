@@ -14,11 +14,14 @@ from hashlib import sha256
 from typing import Final, TypeVar
 
 import anyio
+import orjson
+import structlog
 
 from audit import source as sources
-from audit.documents import digest_unbound_fields, parse_round_facts
+from audit.documents import digest_document, digest_unbound_fields, parse_round_facts
 from audit.source import AuditBlock, AuditTx, DataMissing
 from audit.transactions import decode_partial_entry, is_of_round
+from helper.chain.agreement import agreed_fact
 from helper.chain.chain_data import Block, LeafBlock
 from helper.chain.json_fields import Fields
 from helper.chain.node import Node
@@ -27,7 +30,9 @@ from helper.chain.node_pool import NodePool, ReadOnlyNodePool, gather_limited
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import is_counted
 from helper.chain.rpc_client import RpcClient
-from helper.errors import AuditError, ChainError, ChainUnavailable
+from helper.errors import AuditError, ChainError, ChainUnavailable, InvalidResponse
+
+log = structlog.get_logger("helper.audit")
 
 T = TypeVar("T")
 
@@ -45,6 +50,7 @@ _MAX_STORED_PARTIALS: Final = 10_000  # One request each. A chain has tens of va
 _NEWEST_ATTEMPTS: Final = 30  # seconds: a node may be some blocks behind
 _HEAD_ATTEMPTS: Final = 10
 _HEAD_SECONDS: Final = 1.0
+_DOCUMENT_SECONDS: Final = 1800.0  # of each node: leaves and roots of a large round need many requests
 
 
 @asynccontextmanager
@@ -113,13 +119,13 @@ class NodeSource:
         facts = parse_round_facts(await self.document(sources.ROUND))
         if len(facts.indices) * sum(len(options) for options in facts.options.values()) > _MAX_STORED_PARTIALS:
             return None
-        keys = [
+        keys = sorted(
             (index, proposal_id, decision)
             for proposal_id, options in facts.options.items()
             for decision in options
             for index in facts.indices.values()
-        ]
-        for node in self._node_pool.usable_rpc_nodes:
+        )
+        for node in self._nodes.select(self._node_pool.usable_rpc_nodes):
             assert node.rpc is not None
             rpc = node.rpc
 
@@ -166,10 +172,8 @@ class NodeSource:
             created = Fields(document, "response").child("round").uint("created_at_height", maximum=2**62)
 
             async def read(client: ChainClient) -> list[LeafBlock]:
-                head = self._node_pool.head  # agreed: a page has few of the heights that one node may claim
-                if head is None:
-                    raise ChainUnavailable("no node is in sync")
-                return await client.leaves(self._round_id, created, head.height)
+                # a page has few of the heights that one node may claim
+                return await client.leaves(self._round_id, created, self._agreed_height())
 
             self._leaves = await self._call(read)
         return self._leaves
@@ -189,11 +193,12 @@ class NodeSource:
         heads: list[dict[str, object]] = []
         for attempt in range(_HEAD_ATTEMPTS):
             heads = []
-            for node in self._node_pool.usable_nodes:
+            nodes = self._nodes.select(self._node_pool.usable_nodes)
+            for node in nodes:
                 with suppress(ChainError):
                     head = await self._read_head(node, height)
                     heads += [] if head is None else [head]
-            if len(heads) == len(self._node_pool.usable_nodes) or attempt == _HEAD_ATTEMPTS - 1:
+            if len(heads) == len(nodes) or attempt == _HEAD_ATTEMPTS - 1:
                 break
             await anyio.sleep(_HEAD_SECONDS)
         return heads
@@ -233,7 +238,7 @@ class NodeSource:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _wait_for_head(self) -> int:
-        """The agreed height, 0 without one.
+        """The agreed height.
 
         Waits for the newest height that any node reports: a round that it reports as finalized has its tally in a block
         up to it. Not for long, because a node may report any height.
@@ -242,11 +247,17 @@ class NodeSource:
         await pool.probe_all()
         newest = pool.greatest_height
         for _ in range(_NEWEST_ATTEMPTS):
-            if pool.head is None or pool.head.height >= newest:
+            if (pool.agreed_height or 0) >= newest:
                 break
             await anyio.sleep(_HEAD_SECONDS)
             await pool.probe_all()
-        return 0 if pool.head is None else pool.head.height
+        return self._agreed_height()
+
+    def _agreed_height(self) -> int:
+        height = self._node_pool.agreed_height
+        if height is None:
+            raise ChainUnavailable(f"fewer than {self._node_pool.needed} nodes report a height")
+        return height
 
     async def _read_window(self, heights: range) -> list[AuditBlock]:
         return await gather_limited(heights, self._read_block, _WINDOW)
@@ -285,6 +296,60 @@ class NodeSource:
             return None if counted is None else int(not counted)
 
         return await gather_limited([txs[at] for at in wanted], look_up, _CONCURRENT_REQUESTS)
+
+
+class AgreedSource(NodeSource):
+    """The documents of a round that enough nodes report alike. One false node decides nothing in them."""
+
+    def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes) -> None:
+        super().__init__(nodes, round_id)
+        self._sources = {node: NodeSource(nodes.only(node), round_id) for node in nodes.node_pool.nodes}
+        self._differing: set[str] = set()
+
+    async def document(self, name: str) -> object:
+        """Return a document, of heads those that agree.
+
+        Raises:
+            DataMissing: enough nodes do not have it. Of two nodes, one may have no RPC for partial decryptions, which
+                are also in the blocks, or may have pruned the block of the heads: these need two nodes that have them.
+            ChainUnavailable: too few nodes report the same.
+        """
+        needed, is_heads = self._node_pool.needed, sources.parse_heads_name(name) is not None
+        found: dict[str, bytes] = {}
+        said: dict[str, str] = {}  # the digest of what each node serves, "" for nothing
+        texts: dict[str, str] = {}
+        agreed: str | None = None
+        for node in [node for node in self._node_pool.usable_nodes if node in self._sources]:
+            try:
+                with anyio.fail_after(_DOCUMENT_SECONDS):
+                    found[node.name] = sources.encode_document(await self._sources[node].document(name))
+                said[node.name] = digest_document(name, orjson.loads(found[node.name]), self._round_id)
+                texts[node.name] = f"reports {said[node.name][:8]}"
+            except (DataMissing, InvalidResponse) as error:
+                said[node.name], texts[node.name] = "", str(error)
+            except ChainError as error:
+                texts[node.name] = str(error)
+            except TimeoutError:
+                del self._sources[node]  # it delays one document only
+                texts[node.name] = f"not read within {_DOCUMENT_SECONDS:g} s"
+            agreed = agreed_fact(said, needed) if agreed is None else agreed
+            if agreed is not None and not is_heads:
+                break
+        reason = "; ".join(f"{node}: {text}" for node, text in texts.items())
+        is_optional = is_heads or name == sources.PARTIALS
+        if agreed is None and not (is_optional and len(said) >= needed and len(set(said.values()) - {""}) == 1):
+            raise ChainUnavailable(f"{name}: too few nodes report the same ({reason or 'none is in sync'})")
+        if not agreed:
+            raise DataMissing(reason)
+        for node_name in {node for node, digest in said.items() if digest not in ("", agreed)} - self._differing:
+            self._differing.add(node_name)
+            log.error(
+                "node_document_differs", endpoint=node_name, round=self._round_id.hex(), reason=f"{name}: {reason}"
+            )
+        alike = [found[node] for node, digest in said.items() if digest == agreed]
+        if is_heads:
+            return {"heads": [head for encoded in alike for head in orjson.loads(encoded)["heads"]]}
+        return orjson.loads(min(alike, key=len))  # a false node can only add what no check reads
 
 
 def _leaf_block_to_json(block: LeafBlock) -> dict[str, object]:

@@ -17,7 +17,7 @@ import orjson
 
 from audit.archive_source import archive_documents, open_archived_round
 from audit.auditor import audit_round
-from audit.node_source import NodeSource, open_readers
+from audit.node_source import AgreedSource, open_readers
 from audit.source import ROUND
 from helper.chain.node_pool import create_node_pool
 from helper.chain.rest_client import parse_round
@@ -50,7 +50,7 @@ async def run_job(job: Job, bucket: Bucket, clock: Clock) -> str | None:
                 raise ChainUnavailable("too few nodes report the same chain id")
             async with open_readers(pool, timeout=job.config.chain.timeout_seconds) as readers:
                 archived = await archive_documents(
-                    bucket, NodeSource(readers, round_id), round_id, chain_id=pool.chain_id, height=job.height
+                    bucket, AgreedSource(readers, round_id), round_id, chain_id=pool.chain_id, height=job.height
                 )
         finally:
             await pool.aclose()

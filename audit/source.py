@@ -21,7 +21,7 @@ ROOTS: Final = "roots"
 RESULTS: Final = "results"
 SUMMARY: Final = "summary"
 PARTIALS: Final = "partials"
-_HEADS_PREFIX: Final = "heads/"
+HEADS: Final = "heads"
 
 
 def tally_document(proposal_id: int) -> str:
@@ -31,12 +31,13 @@ def tally_document(proposal_id: int) -> str:
 
 def heads_document(height: int) -> str:
     """Return the name of the document with what nodes report about a block."""
-    return f"{_HEADS_PREFIX}{height}"
+    return f"{HEADS}/{height}"
 
 
 def parse_heads_name(name: str) -> int | None:
     """The height in the name of such a document, None if it is another document."""
-    return int(name.removeprefix(_HEADS_PREFIX)) if name.startswith(_HEADS_PREFIX) else None
+    prefix, _, height = name.partition("/")
+    return int(height) if prefix == HEADS else None
 
 
 class DataMissing(AuditError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from typing import Final, TypeVar
 
 import httpx
@@ -576,6 +577,16 @@ class ReadOnlyNodePool:
         for client in self._clients.values():
             await client.aclose()
 
+    def only(self, node: Node) -> ReadOnlyNodePool:
+        """The same connections, for calls of one node."""
+        view = copy(self)
+        view._clients = {node: self._clients[node]}
+        return view
+
+    def select(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those of some nodes that may be called."""
+        return [node for node in nodes if node in self._clients]
+
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Call `fn` with the client of each usable node in order until one succeeds. Slow ones come last.
 
@@ -599,7 +610,7 @@ class ReadOnlyNodePool:
     async def _call(self, fn: Callable[[ChainClient], Awaitable[T]], limit: int) -> list[T]:
         results: list[T] = []
         errors: dict[str, ChainError] = {}
-        for node in sorted(self.node_pool.usable_nodes, key=lambda node: self._clients[node].is_slow):
+        for node in sorted(self.select(self.node_pool.usable_nodes), key=lambda node: self._clients[node].is_slow):
             try:
                 results.append(await fn(self._clients[node]))
             except ChainError as error:
