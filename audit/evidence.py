@@ -28,6 +28,7 @@ from audit.source import (
 )
 from helper.chain.json_fields import Fields, limit_stored_values
 from helper.errors import AuditError, InvalidResponse
+from helper.operations.archived_objects import MAX_DOCUMENTS_BYTES
 from helper.operations.proof_bundle import create_zip_entry
 
 FORMAT: Final = "svote-helper round evidence"
@@ -35,9 +36,6 @@ VERSION: Final = 1
 BLOCKS: Final = "blocks.jsonl"
 DOCUMENTS: Final = "documents.json"
 MANIFEST: Final = "manifest.json"
-
-MAX_DOCUMENTS_BYTES: Final = 1 << 28
-"""Maximum bytes of all documents. A leaf takes 47 bytes, so this allows for 5 million."""
 
 _MAX_MANIFEST_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Final, TypeVar
@@ -276,7 +276,7 @@ class NodeSource:
             height, block.head.time, tuple(AuditTx(block.txs[at], code) for at, code in zip(wanted, codes, strict=True))
         )
 
-    async def _read_codes(self, height: int, txs: list[bytes], wanted: list[int]) -> list[int | None]:
+    async def _read_codes(self, height: int, txs: Sequence[bytes], wanted: list[int]) -> list[int | None]:
         """The codes of some transactions of a block, None for those that are not known."""
         if not wanted:
             return []

@@ -6,7 +6,7 @@ request contains a nullifier: all reveals of a round, or complete blocks, are re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
@@ -32,7 +32,7 @@ from helper.chain.reveal_transaction import (
 from helper.chain.rpc_client import CountedNullifier
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Hashable)
 
 Reveals = frozenset[CountedNullifier]
 ListUnspent = Callable[[Iterable[CountedNullifier]], Awaitable[list[CountedNullifier]]]
@@ -167,7 +167,7 @@ async def read_by_rest(client: ChainClient, height: int) -> Reveals | None:
     block = await client.block(height)
     if block is None:
         return None
-    reveals = await _read_results(block, REVEAL_TAG, client.tx)
+    reveals = await _read_results(block, REVEAL_TAG, lambda read: read(client))
     if any(counted is None for _, counted in reveals):
         return None
     messages = [RevealMessage.from_tx(raw) for raw, counted in reveals if counted]
@@ -175,16 +175,18 @@ async def read_by_rest(client: ChainClient, height: int) -> Reveals | None:
 
 
 async def _read_results(
-    block: Block, tags: bytes, get_result: Callable[[bytes], Awaitable[TxResult | None]]
+    block: Block, tags: bytes, call: Callable[[Callable[[ChainClient], Awaitable[bool | None]]], Awaitable[bool | None]]
 ) -> list[tuple[bytes, bool | None]]:
     """The transactions of a block with these tags, each with `is_counted`. Every one is looked up in the same way."""
     wanted = [raw for raw in block.txs if raw and raw[0] in tags]
 
-    async def look_up(raw: bytes) -> TxResult | None:
-        return await get_result(sha256(raw).digest())
+    async def look_up(raw: bytes) -> bool | None:
+        async def read(client: ChainClient) -> bool | None:
+            return is_counted(await client.tx(sha256(raw).digest()), block.head.height)
 
-    results = await gather_limited(wanted, look_up, _CONCURRENT_TXS)
-    return [(raw, is_counted(result, block.head.height)) for raw, result in zip(wanted, results, strict=True)]
+        return await call(read)
+
+    return list(zip(wanted, await gather_limited(wanted, look_up, _CONCURRENT_TXS), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class HistoryBlock:
 
 
 class RevealHistory:
-    """Reads the voting transactions of blocks for the archive.
+    """Reads the voting transactions of blocks for the archive, as nodes agree on them: the archive is never changed.
 
     It uses separate connections, which it closes, and does not affect the health of nodes, so it never delays a reveal.
     """
@@ -240,12 +242,18 @@ class RevealHistory:
             HeightPrunedError: every usable node has pruned the block.
             ChainError: the block, or the result of one of its reveals, is not available.
         """
-        block = await self._call(lambda client: client.block(height))
-        if block is None:
-            raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
+
+        async def read(client: ChainClient) -> Block:
+            block = await client.block(height)
+            if block is None:
+                raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
+            return block
+
+        block = await self._call(read)
+        assert block is not None
         reveals: list[CountedReveal] = []
         others: list[tuple[bytes, bool | None]] = []
-        for raw, counted in await _read_results(block, ROUND_TAGS, self._result):
+        for raw, counted in await _read_results(block, ROUND_TAGS, self._call):
             message = parse_reveal(raw)
             if message is None:
                 others += [] if counted is False else [(raw, counted)]
@@ -253,17 +261,18 @@ class RevealHistory:
                 reveals.append(CountedReveal(height, raw, message))
         return HistoryBlock(height, block.head.time, tuple(reveals), tuple(others))
 
-    async def _result(self, tx_hash: bytes) -> TxResult | None:
-        return await self._call(lambda client: client.tx(tx_hash))
-
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
         """The root of a round's tree stored at a height, None if there is none."""
-        state = await self._call(lambda client: client.tree_at(round_id, height))
-        return None if state is None else state.root
 
-    async def _call(self, request: Callable[[ChainClient], Awaitable[R]]) -> R:
+        async def read(client: ChainClient) -> bytes | None:
+            state = await client.tree_at(round_id, height)
+            return None if state is None else state.root
+
+        return await self._call(read)
+
+    async def _call(self, request: Callable[[ChainClient], Awaitable[R | None]]) -> R | None:
         async with self._slots:
-            return await self._pool.call(request)
+            return await self._pool.call_agreed(request)
 
 
 class ChainLookups:
@@ -337,10 +346,10 @@ class ChainLookups:
         tx_hash = sha256(raw).digest()
         return await self._node_pool.call(lambda client: client.tx(tx_hash))
 
-    async def _read_block(self, height: int) -> list[bytes]:
+    async def _read_block(self, height: int) -> Sequence[bytes]:
         """The transactions of a block; none if it does not exist yet."""
         block = await self._node_pool.call(lambda client: client.block(height))
-        return [] if block is None else block.txs
+        return () if block is None else block.txs
 
     async def root_at(self, round_id: bytes, height: int) -> Anchor | None:
         """The root of a round's tree stored at a height, None if there is none."""

@@ -112,7 +112,7 @@ class Block:
     """A block with its raw transactions, including failed ones."""
 
     head: BlockHead
-    txs: list[bytes]
+    txs: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

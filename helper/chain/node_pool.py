@@ -10,7 +10,7 @@ of invalid response is logged once, with the node and the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ from helper.errors import ChainError, ChainResponseError, ChainUnavailable, Conf
 
 CHAIN_ID_ADVICE: Final = "Set [chain] chain_id to the id of the right chain, and restart."
 
+F = TypeVar("F", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -595,30 +596,60 @@ class ReadOnlyNodePool:
             ChainResponseError: no node succeeded, and at least one returned an invalid response.
             ChainUnavailable: no node responded.
         """
-        (result,) = await self._call(fn, 1)
-        return result
+        results, _ = await self._ask(fn, bool)
+        return next(iter(results.values()))
 
     async def call_enough(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T] | None:
         """Like `call`, but return the results of as many nodes as an agreement needs; None if fewer succeed."""
-        results = await self._call(fn, self.node_pool.needed)
-        return results if len(results) == self.node_pool.needed else None
+        results, _ = await self._ask(fn, lambda results: len(results) == self.node_pool.needed)
+        return list(results.values()) if len(results) == self.node_pool.needed else None
 
     async def call_each(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T]:
         """Like `call`, but return the results of all nodes that succeed."""
-        return await self._call(fn, len(self._clients))
+        results, _ = await self._ask(fn, lambda _: False)
+        return list(results.values())
 
-    async def _call(self, fn: Callable[[ChainClient], Awaitable[T]], limit: int) -> list[T]:
-        results: list[T] = []
+    async def call_agreed(self, fn: Callable[[ChainClient], Awaitable[F | None]]) -> F | None:
+        """Like `call`, but return the result that enough nodes report.
+
+        A node that responds without one (None, a pruned height, an error) contradicts no other: nodes prune blocks and
+        have gaps in their indexes. If all others have none, one node's result is returned.
+
+        Raises:
+            ChainUnavailable: too few nodes responded, or they differ.
+        """
+        needed = self.node_pool.needed
+        if len(self.node_pool.usable_nodes) < needed:
+            raise ChainUnavailable(f"fewer than {needed} chain nodes are in sync")
+
+        def agreed(results: Mapping[str, F | None]) -> F | None:
+            return agreed_fact({name: result for name, result in results.items() if result is not None}, needed)
+
+        results, errors = await self._ask(fn, lambda results: agreed(results) is not None)
+        responded = len(results) + sum(isinstance(error, ChainResponseError) for error in errors.values())
+        result, known = agreed(results), set(results.values()) - {None}
+        if result is None and len(known) > 1:
+            raise ChainUnavailable(f"{', '.join(results)} report different data")
+        if responded < needed:
+            reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
+            raise ChainUnavailable(f"fewer than {needed} chain nodes responded ({reasons})")
+        return next(iter(known), None) if result is None else result
+
+    async def _ask(
+        self, fn: Callable[[ChainClient], Awaitable[T]], is_enough: Callable[[dict[str, T]], bool]
+    ) -> tuple[dict[str, T], dict[str, ChainError]]:
+        """Call the nodes until the results are enough. Returns results and errors by node; raises without a result."""
+        results: dict[str, T] = {}
         errors: dict[str, ChainError] = {}
         for node in sorted(self.select(self.node_pool.usable_nodes), key=lambda node: self._clients[node].is_slow):
             try:
-                results.append(await fn(self._clients[node]))
+                results[node.name] = await fn(self._clients[node])
             except ChainError as error:
                 errors[node.name] = error
-            if len(results) == limit:
+            if is_enough(results):
                 break
         if results:
-            return results
+            return results, errors
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         message = f"no chain node responded ({reasons or 'none is in sync'})"
         pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]

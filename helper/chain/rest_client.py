@@ -505,7 +505,7 @@ def parse_block(response: object) -> Block:
     """Parse `GET blocks/{height}`: head and raw transactions."""
     head = parse_head(response)
     data = Fields(response, "response").child("block").child("data")
-    return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
+    return Block(head, tuple(data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))))
 
 
 def parse_block_ids(response: object) -> BlockIds:

@@ -194,7 +194,7 @@ class SimClient(ChainClient):
         if block is None:
             return None
         _raise_if_pruned(node, height)
-        return Block(block.head, [tx for tx, _ in block.txs])
+        return Block(block.head, tuple(tx for tx, _ in block.txs))
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         node = await self._reach_node()

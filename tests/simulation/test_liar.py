@@ -183,7 +183,7 @@ def test_invented_block_contains_the_reveals_that_were_sent_to_the_node() -> Non
         block, results = await situation.client.block(height), await situation.rpc.block_results(height)
         assert block is not None
         assert results is not None
-        assert block.txs == [message.to_tx()]
+        assert block.txs == (message.to_tx(),)
         assert results == [(message.round_id, message.nullifier)]
         assert await situation.client.tx(message.tx_hash()) is not None
         assert not situation.chain.confirmed.get((message.round_id, message.nullifier))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from typing import Any
 
 import anyio
 import httpx
@@ -23,7 +24,7 @@ from tests.conftest import read_recorded_lines
 from tests.recorded.test_chain_data import message_from_request
 from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode, json_response
+from tests.unit.chain.fakes import CHAIN_ID, ROUND_ID, FakeNetwork, FakeNode, create_network, json_response, tx_hash
 from tests.unit.chain.test_follower import Environment, reveal, sent_reveal
 
 EVIDENCE = create_evidence(0)
@@ -204,7 +205,7 @@ TXS = [message_from_request(row["request"]).to_tx() for row in ROWS]
 @asynccontextmanager
 async def open_history(*nodes: FakeNode) -> AsyncIterator[RevealHistory]:
     """The history as these nodes serve it. No request to it makes a node unusable."""
-    network = FakeNetwork(**dict(zip("ab", nodes, strict=False)))
+    network = FakeNetwork(**dict(zip("abc", nodes, strict=False)))
     endpoints = network.create_node_pool(nodes[0].clock)
     await endpoints.probe_all()
     history = RevealHistory(ReadOnlyNodePool(endpoints, transport=network))
@@ -282,4 +283,52 @@ async def test_read_block_raises_pruned_error_when_all_nodes_pruned_block() -> N
         with pytest.raises(ChainError) as other:
             await blocks.read_block(5)
         assert not isinstance(other.value, HeightPrunedError)
-        assert (await blocks.read_block(400)).reveals == ()
+        with pytest.raises(ChainUnavailable, match="fewer than 2 chain nodes responded"):
+            await blocks.read_block(400)
+
+
+FALSE_NODES: dict[str, Callable[[FakeNode], Any]] = {
+    "block without the reveal": lambda node: node.txs.clear(),
+    "result of the reveal": lambda node: node.results[tx_hash(TXS[0])].update(code=5),
+    "root": lambda node: node.roots[450].update(root=b64encode(bytes(32)).decode()),
+}
+EMPTY_NODES: dict[str, Callable[[FakeNode], Any]] = {
+    "pruned block": lambda node: setattr(node, "lowest_height", 460),
+    "no result": lambda node: node.results.clear(),
+    "no index": lambda node: node.faults.update({"/tx/": lambda _: json_response(500, {"error": "no index"})}),
+    "no root": lambda node: node.roots.clear(),
+}
+
+
+async def read_history(*changes: Callable[[FakeNode], Any]) -> tuple[list[bytes], bytes | None]:
+    """The reveals and the root at a height, as nodes report them of which the first ones are changed."""
+    clock = FakeClock()
+    nodes = [FakeNode(clock) for _ in range(max(2, len(changes)))]
+    for node in nodes:
+        node.add_transaction(450, TXS[0], ROWS[0]["tx"])
+        node.roots[450] = {"height": 450, "next_index": 1, "root": b64encode(RECORDED_ROOT).decode()}
+    for node, change in zip(nodes, changes, strict=False):
+        change(node)
+    async with open_history(*nodes) as history:
+        reveals = (await history.read_block(450)).reveals
+        return [reveal.raw for reveal in reveals], await history.root_at(ROUND_ID, 450)
+
+
+@pytest.mark.parametrize("change", FALSE_NODES.values(), ids=FALSE_NODES)
+async def test_history_of_a_false_node_is_read_only_if_another_node_agrees(change: Callable[[FakeNode], Any]) -> None:
+    assert await read_history(change, lambda _: None, lambda _: None) == ([TXS[0]], RECORDED_ROOT)
+    with pytest.raises(ChainUnavailable, match="a:1317, b:1317 report different data"):
+        await read_history(change)
+
+
+async def test_one_node_of_two_does_not_have_a_block_given_up() -> None:
+    _, network, endpoints = create_network("a", "b")
+    network.nodes["a"].lowest_height, network.nodes["b"].syncing = 460, True
+    await endpoints.probe_all()
+    with pytest.raises(ChainUnavailable, match="fewer than 2 chain nodes are in sync"):
+        await RevealHistory(ReadOnlyNodePool(endpoints, transport=network)).read_block(450)
+
+
+@pytest.mark.parametrize("change", EMPTY_NODES.values(), ids=EMPTY_NODES)
+async def test_history_is_read_from_one_node_if_the_others_have_nothing(change: Callable[[FakeNode], Any]) -> None:
+    assert await read_history(change) == ([TXS[0]], RECORDED_ROOT)

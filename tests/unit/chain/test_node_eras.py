@@ -168,7 +168,7 @@ async def test_block_of_5_mebibytes_is_read() -> None:
     assert 13 * MEBIBYTE < len(response.content) < BLOCK_LIMIT_BYTES
     read = await create_client(response).block(9)
     assert read is not None
-    assert read.txs == txs
+    assert read.txs == tuple(txs)
 
 
 def pool_event(**values: str) -> dict[str, Any]:

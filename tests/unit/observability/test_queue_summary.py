@@ -180,7 +180,7 @@ async def test_read_block_time_tries_all_nodes() -> None:
         return None
 
     async def present(height: int) -> Block | None:
-        return Block(BlockHead("svote", height, 1234.5), [])
+        return Block(BlockHead("svote", height, 1234.5), ())
 
     def pool(*responses: Any) -> NodePool:
         nodes = [SimpleNamespace(client=SimpleNamespace(block=response)) for response in responses]

@@ -241,7 +241,7 @@ class Chain:
 
     async def block(self, height: int) -> Block:
         self.blocks_read.append(height)
-        return Block(BlockHead("svote-1", height, 1.0), [b"another transaction", self.message.to_tx()])
+        return Block(BlockHead("svote-1", height, 1.0), (b"another transaction", self.message.to_tx()))
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         assert tx_hash == self.message.tx_hash()
