@@ -59,7 +59,7 @@ class ArchiveWriter:
 
     Args:
         history: reads the blocks; closed with the writer.
-        rounds: the chain's rounds, None while unknown.
+        rounds: the agreed rounds, None while unknown.
         is_writer: whether this host writes the archive; a second writer would write the same objects again.
     """
 
@@ -157,7 +157,7 @@ class ArchiveWriter:
         self._roots.clear()
 
     async def _find_first_part(self, chain_id: str) -> int | None:
-        """The first part to write: from the stored progress, else from the oldest known round.
+        """The first part to write: from the stored progress, else from the oldest agreed round, None without one.
 
         Raises:
             ProofBundleError: the stored progress is ahead of the chain.
@@ -175,9 +175,9 @@ class ArchiveWriter:
                 )
             return part
         rounds = self._rounds()
-        if rounds is None:
+        if not rounds:  # perhaps none is agreed yet
             return None
-        start = min((known.created_at_height for known in rounds), default=self._history.head)
+        start = min(known.created_at_height for known in rounds)
         log.info("archive_started", height=start, chain_id=chain_id)
         return part_of_height(start)
 

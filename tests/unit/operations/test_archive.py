@@ -191,9 +191,12 @@ async def test_writer_starts_at_oldest_known_round() -> None:
     unknown_chain = FakeHistory()
     unknown_chain.chain_id = None
     assert not await create_writer(bucket, unknown_chain).write_next_part()
-    without_rounds = FakeHistory(head=3 * PART_BLOCKS)
-    assert not await create_writer(MemoryBucket(), without_rounds, rounds=[]).write_next_part()
-    assert without_rounds.requested_heights == []
+    rounds, blocks = [], FakeHistory(head=3 * PART_BLOCKS)
+    writer = ArchiveWriter(MemoryBucket(), blocks, rounds=lambda: rounds, clock=JumpingClock(), interval_seconds=60)
+    assert not await writer.write_next_part()
+    rounds = known_rounds(created=42)
+    assert await writer.write_next_part()
+    assert blocks.requested_heights[0] == 1, "not the height at which no round was agreed yet"
 
 
 async def test_writer_failure_continues_at_next_check() -> None:
