@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from audit.documents import parse_results
-from audit.node_source import PROBE_SECONDS
+from audit.node_source import PROBE_SECONDS, AgreedSource
 from audit.round_process import run_job
 from helper.chain.chain_data import BlockHead, Round, RoundList, RoundStatus
 from helper.chain.node_pool import ReadOnlyNodePool
@@ -272,7 +272,8 @@ async def test_run_job_reads_nodes_for_minutes(monkeypatch: pytest.MonkeyPatch) 
     clock, _, pool = create_network("a", "b")
     usable: list[int] = []
 
-    async def read_slowly(*_: object, **__: object) -> None:
+    async def read_slowly(_: object, source: object, *__: object, **___: object) -> None:
+        assert isinstance(source, AgreedSource), "what is archived is never one node's word"
         for _step in range(30):
             clock.advance(PROBE_SECONDS)
             await anyio.wait_all_tasks_blocked()  # the probes have ended
