@@ -84,7 +84,9 @@ class Metrics(Collector):
         self._helper = HelperSnapshot()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        process = ProcessCollector(registry=self._registry)
+        # The systemd unit hides /proc/stat, which has the boot time. Without one, nothing of the process is exported.
+        process._btime = process._btime or int(clock.now() - clock.monotonic())
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition text and its content type, for the value of an `Accept` header."""

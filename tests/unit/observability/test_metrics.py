@@ -16,6 +16,7 @@ import httpx
 import promql_parser
 import pytest
 import yaml
+from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -198,6 +199,17 @@ async def test_metrics_export_least_slack_across_rounds() -> None:
     assert ("helper_round_slack_seconds", ()) not in samples
     assert samples["helper_backlog_drain_seconds", ()] == 0
     assert samples["helper_oldest_due_seconds", ()] == 0
+
+
+async def test_metrics_of_the_process_need_no_hidden_boot_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit has `ProcSubset=pid`, which hides /proc/stat."""
+
+    def hide(_collector: ProcessCollector) -> NoReturn:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(ProcessCollector, "_boot_time", hide)
+    names = {name for name, _ in await scrape()}
+    assert {"process_open_fds", "process_max_fds", "process_start_time_seconds"} <= names
 
 
 async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
