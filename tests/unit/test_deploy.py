@@ -25,6 +25,7 @@ from helper.config.settings_file import CREDENTIALS, ENV_FILE, FILE_CREDENTIALS
 from helper.runtime.systemd import WALLETS_SOCKET_NAME
 from helper.server.listening import GROUP_MODE, STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
+from helper.store.sqlite.opening import MOUNTS_FILE
 
 REPO_ROOT = Path(__file__).parents[2]
 SYSTEMD = REPO_ROOT / "deploy" / "systemd"
@@ -93,6 +94,8 @@ def test_unit_matches_service() -> None:
     assert MAIN_MB + PROVERS * PROVER_MB <= megabytes(service["MemoryHigh"]) < megabytes(service["MemoryMax"])
     assert megabytes(service["MemoryMax"]) <= SMALLEST_MACHINE_MB * 3 / 4
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
+    assert service["ProcSubset"] == "pid"
+    assert MOUNTS_FILE.is_relative_to("/proc/self"), "the rest is hidden"
     assert service["Environment"] == f"{ENV_FILE}=%d/helper.toml"
     command = service["ExecStart"].split()
     assert command == ["/opt/svote-helper/bin/svote-helper", "serve"]

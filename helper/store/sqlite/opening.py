@@ -315,7 +315,8 @@ def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
     return DatabaseKeys(*keys)
 
 
-MOUNTS_FILE: Final = Path("/proc/mounts")
+MOUNTS_FILE: Final = Path("/proc/self/mounts")
+"""The mounts that this process sees. The systemd unit hides /proc/mounts."""
 UNSUITABLE_ADVICE: Final = (
     "Put the database on a local disk ([helper] db_path): this file system can lose or damage it."
 )
@@ -338,7 +339,7 @@ def is_unsuitable(kind: str) -> bool:
 def refuse_unsuitable_file_system(database: Path, mounts: str) -> None:
     """Raise StoreError if a database is on a file system that may lose acknowledged shares.
 
-    `mounts` is the content of /proc/mounts.
+    `mounts` is the content of `MOUNTS_FILE`.
     """
     directory = Path(os.path.realpath(database)).parent
     kind = find_file_system_type(directory, mounts)
@@ -347,7 +348,7 @@ def refuse_unsuitable_file_system(database: Path, mounts: str) -> None:
 
 
 def find_file_system_type(directory: Path, mounts: str) -> str:
-    """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
+    """Type of the file system of a directory according to `mounts`; "" if not listed."""
     best, kind = -1, ""
     parents = {str(parent) for parent in (directory, *directory.parents)}
     for line in mounts.splitlines():
