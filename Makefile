@@ -13,7 +13,7 @@ SYSTEM := strace=strace
 # Programs for the examples in deploy/ and for PostgreSQL. If systemd is running, installing a proxy or a database would
 # start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
-DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor)
+DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah tor=tor promtool=prometheus)
 # Programs for tests/deploy, which boots systemd in a container. It runs only if ARGS names it (20 to 60 minutes).
 BOOT := $(if $(findstring tests/deploy,$(ARGS)),debootstrap=debootstrap systemd-nspawn=systemd-container \
   podman=podman runc=runc iptables=iptables $(addprefix /usr/lib/podman/,netavark=netavark aardvark-dns=aardvark-dns))

@@ -135,6 +135,74 @@ def test_torrc_and_its_single_onion_variant_are_accepted(tool: str, tmp_path: Pa
         assert completed.returncode == 0, completed.stdout
 
 
+UP = 'up{job="svote-helper"}'
+STARTED = 'process_start_time_seconds{job="svote-helper"}'
+EXPIRED = 'helper_expired_total{job="svote-helper"}'
+SENT, CONFIRMED = 'helper_shares{state="broadcast", instance="%s"}', 'helper_confirmed_total{instance="%s"}'
+HOSTS = {'helper_sends{instance="a"}': "1x60", 'helper_sends{instance="b"}': "0x60"}
+"""Two hosts with one queue."""
+
+
+@pytest.mark.parametrize("tool", [path for path in (shutil.which("promtool"),) if path])
+@pytest.mark.parametrize(
+    ("series", "minute", "firing"),
+    [
+        ({'up{job="helper"}': "1x60"}, 10, {"NotScraped": 1}),
+        ({STARTED: " ".join(f"{60 * start}x3" for start in range(0, 60, 4))}, 30, {"Restarts": 1}),
+        ({STARTED: f"0x20 {60 * 20}x40"}, 30, {}),
+        ({"helper_ready": "1x60", "helper_rounds_active": "0x10"}, 9, {}),
+        ({"helper_ready": "1x60", "helper_rounds_active": "0x10 stale"}, 20, {"QueueUnread": 1}),
+        (
+            {
+                **dict.fromkeys(("helper_round_slack_seconds", "helper_backlog_slack_seconds"), "590x60"),
+                "helper_round_left_seconds": "599x60",
+            },
+            20,
+            {},
+        ),
+        ({"helper_round_slack_seconds": "900x60", "helper_round_left_seconds": "7200x60"}, 20, {"BacklogTight": 1}),
+        ({SENT % "a": "1x60", CONFIRMED % "a": "7x60"}, 25, {"NothingConfirmed": 1}),
+        (
+            {SENT % "a": "1x60", SENT % "b": "1x60", CONFIRMED % "a": "0+1x60", CONFIRMED % "b": "7x60"},
+            25,
+            {"NothingConfirmed": 1},
+        ),
+        ({SENT % "a": "1x60", SENT % "b": "1x60", CONFIRMED % "a": "0+1x60", CONFIRMED % "b": "7x60", **HOSTS}, 25, {}),
+        (
+            {SENT % "a": "1x60", SENT % "b": "1x60", CONFIRMED % "a": "7x60", CONFIRMED % "b": "7x60", **HOSTS},
+            25,
+            {"NothingConfirmed": 2},
+        ),
+        ({EXPIRED: "0x9 _x110 16x60", STARTED: f"0x9 _x110 {60 * 119}x60"}, 130, {"SharesExpired": 1}),
+        ({EXPIRED: "16x200", STARTED: "0x200"}, 130, {}),
+        ({"helper_archive_fails": "1x5 0x60"}, 3, {}),
+        ({"helper_archive_fails": "0x5 1x70"}, 70, {"ArchiveFails": 1}),
+    ],
+)
+def test_alerts_fire_only_for_their_fault(
+    tool: str, tmp_path: Path, series: dict[str, str], minute: int, firing: dict[str, int]
+) -> None:
+    """The numbers are samples of each minute."""
+    with_up = series if any(name.startswith("up{") for name in series) else {UP: "1x200", **series}
+    query = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": f"{minute}m",
+        "exp_samples": [
+            {"labels": f'{{alertname="SvoteHelper{name}"}}', "value": number} for name, number in firing.items()
+        ],
+    }
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in with_up.items()],
+        "promql_expr_test": [query],
+    }
+    rules = SYSTEMD.parent / "prometheus" / "alerts.yaml"
+    file = tmp_path / "case.yaml"
+    file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case]}))
+    completed = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
 def test_container_runs_unprivileged_with_healthcheck() -> None:
     text = re.sub(r"\\\n", " ", (CONTAINER / "Containerfile").read_text())
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
