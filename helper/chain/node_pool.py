@@ -78,7 +78,7 @@ def _count_at_host(paths: list[str], url: str, place: str) -> int:
     """Add a URL's path to those of the same host. Returns their number."""
     path = httpx.URL(url).path.rstrip("/")
     if path in paths:
-        raise ConfigError(f"a node is listed twice: {place}")
+        raise ConfigError(f"a node is listed twice: {place}", advice="List each node once, and restart.")
     paths.append(path)
     return len(paths)
 

@@ -23,11 +23,15 @@ from helper.config.sections import Config
 from helper.config.settings_file import CREDENTIALS, FILE_CREDENTIALS, is_missing
 from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
+from helper.errors import HelperError
 from helper.observability.log_config import describe_exception
 from helper.observability.queue_snapshot import QueueSnapshot, measured_rate
 from helper.runtime.network_clients import create_async_client
 from helper.runtime.process_security import get_process_limits, harden_process
+from helper.runtime.release_files import check_native_module, read_release
 from helper.server.listening import BACKLOG, NEEDED_FILE_DESCRIPTORS
+from helper.store.factory import read_file_encryption
+from proofs import native_module_path
 
 T = TypeVar("T")
 AsyncCheck = Callable[[], Awaitable[list[CheckResult]]]
@@ -92,6 +96,7 @@ class Doctor:
             ("fsync", _in_thread(lambda: database.check_disk(config.db_path, self.clock)), _FILES_SECONDS),
             ("nodes", self._check_nodes, _NODES_SECONDS),
             ("prover", self._check_prover, MAX_TOTAL_SECONDS),
+            ("release", _in_thread(self._check_release), _FILES_SECONDS),
             ("tokens", _in_thread(lambda: publication.evaluate_tokens(*tokens)), _FILES_SECONDS),
             ("process", _in_thread(self._check_process), _FILES_SECONDS),
             ("address", _in_thread(self._check_addresses), _FILES_SECONDS),
@@ -118,6 +123,8 @@ class Doctor:
             self.has_hung_checks = True
             advice = "A call hangs: check the disk and the load of this machine."
             return [fail(subject, f"check timed out after {seconds_left:.0f} s", advice)]
+        except HelperError as error:
+            return [fail(subject, str(error), error.advice)]
         except Exception as error:
             return [
                 fail(
@@ -146,6 +153,8 @@ class Doctor:
             check = partial(database.check_shared_database, config, now=now, running=running)
             finding = await _call_in_thread(check)
         elif is_missing(path):
+            if not running:
+                await _call_in_thread(partial(read_file_encryption, config.store.key_file))
             finding, self.file_queue = database.evaluate_missing_file(path, running=running), QueueSnapshot(at=now)
         else:
             read = partial(database.read_database, path, config.store.key_file, now=now)
@@ -188,6 +197,14 @@ class Doctor:
         tested = await proving.check_proof(name, slots, nice=self.config.prover.nice, clock=self.clock, timeout=timeout)
         self.self_test_seconds = tested.facts["seconds"]
         return [tested]
+
+    def _check_release(self) -> list[CheckResult]:
+        prover = self.config.prover
+        if not prover.require_verified:
+            return []
+        release = read_release(Path(prover.release_manifest), Path(prover.allowed_signers))
+        check_native_module(release, native_module_path())
+        return [ok("release", f"the native module is that of {release.version}, signed by {release.signer}")]
 
     async def _check_voting_config(self) -> list[CheckResult]:
         settings = self.config.admin

@@ -272,6 +272,25 @@ async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
     ].message == "svote-helper.db is empty: the first start creates the schema"
 
 
+@pytest.mark.parametrize(
+    ("more", "subject", "message"),
+    [
+        (
+            'rpc = ["http://127.0.0.1:1", "http://127.0.0.1:1"]',
+            "nodes",
+            "a node is listed twice: [chain] rpc, 127.0.0.1:1",
+        ),
+        ('[store]\nkey_file = "none"', "database", "none cannot be read: No such file or directory"),
+        ('[prover]\nrequire_verified = true\nrelease_manifest = "none"\nallowed_signers = "none"', "release", "none"),
+    ],
+)
+async def test_examine_reports_what_the_start_refuses(more: str, subject: str, message: str) -> None:
+    result = (await run_checks(f'[chain]\nendpoints = ["http://127.0.0.1:1", "http://127.0.0.1:2"]\n{more}'))[subject]
+    assert result.level is Level.FAIL
+    assert message in result.message
+    assert "internal error" not in result.message
+
+
 async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hanging disk blocks neither the other checks nor the report."""
     released = threading.Event()
