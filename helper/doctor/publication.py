@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
 from helper.config.loader import Problem, load_valid_settings
 from helper.config.sections import Config
-from helper.config.settings_file import SECRET_SETTINGS, find_file
+from helper.config.settings_file import SECRET_SETTINGS, find_file, is_missing
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
 from helper.server.edge import PREFIX
@@ -74,6 +75,8 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
 def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...], config: Config) -> list[CheckResult]:
     if problems:
         advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
+        if path is not None and not is_missing(path) and not os.access(path, os.R_OK):
+            advice = "Run doctor as a user who can read it, such as root: without the settings, no check is meaningful."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]
     if path is None:
         advice = "Create a file with `svote-helper config init`, and set your nodes in it."

@@ -127,6 +127,14 @@ async def test_examine_with_unreadable_settings_queries_no_node() -> None:
     assert "gone.toml: cannot be read" in missing[0].message
 
 
+async def test_examine_without_permission_to_read_the_settings_says_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    result = (await run_checks("[helper]\n"))["settings"]
+    assert (result.level, "such as root" in result.advice) == (Level.FAIL, True)
+    assert "does not start" not in result.advice, "systemd passes it the settings"
+
+
 async def test_examine_reports_unreachable_node() -> None:
     results = await run_checks(config_with_node())
     (node,) = [finding for subject, finding in results.items() if subject.startswith("node ")]
