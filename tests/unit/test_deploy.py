@@ -139,6 +139,7 @@ UP = 'up{job="svote-helper"}'
 STARTED = 'process_start_time_seconds{job="svote-helper"}'
 EXPIRED = 'helper_expired_total{job="svote-helper"}'
 SENT, CONFIRMED = 'helper_shares{state="broadcast", instance="%s"}', 'helper_confirmed_total{instance="%s"}'
+SLACK, LEFT = 'helper_round_slack_seconds{instance="%s"}', 'helper_round_left_seconds{instance="%s"}'
 HOSTS = {'helper_sends{instance="a"}': "1x60", 'helper_sends{instance="b"}': "0x60"}
 """Two hosts with one queue."""
 
@@ -161,6 +162,12 @@ HOSTS = {'helper_sends{instance="a"}': "1x60", 'helper_sends{instance="b"}': "0x
             {},
         ),
         ({"helper_round_slack_seconds": "900x60", "helper_round_left_seconds": "7200x60"}, 20, {"BacklogTight": 1}),
+        (
+            {SLACK % "a": "-9x60", SLACK % "b": "-9x60", LEFT % "a": "600x60", LEFT % "b": "600x60"},
+            20,
+            {"BacklogTooLarge": 2, "BacklogTight": 2},
+        ),
+        ({SLACK % "a": "-9x60", SLACK % "b": "-9x60", LEFT % "a": "600x60", LEFT % "b": "600x60", **HOSTS}, 20, {}),
         ({SENT % "a": "1x60", CONFIRMED % "a": "7x60"}, 25, {"NothingConfirmed": 1}),
         (
             {SENT % "a": "1x60", SENT % "b": "1x60", CONFIRMED % "a": "0+1x60", CONFIRMED % "b": "7x60"},

@@ -82,4 +82,3 @@ def test_alert_for_missing_time_names_the_commands() -> None:
         assert "max_concurrent_proofs" in action
         assert "svote-helper queue export --round ROUND --output FILE" in action
         assert "svote-helper queue import FILE" in action
-    assert load_rule("SvoteHelperBacklogTooLarge")["expr"] == "helper_round_slack_seconds < 0"
