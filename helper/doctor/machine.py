@@ -66,7 +66,10 @@ def check_address(listener_name: str, host: str, port: int, setting: str) -> Che
         try:
             probe.bind(address)
         except OSError as error:
-            advice = f"Set {setting} host and port to a free address, or stop the program that uses it: see `ss -ltnp`."
+            advice = (
+                f"Set {setting} host and port to a free address, or stop the program that uses it: see `ss -ltnp`."
+                " If that is systemd, svote-helper.socket keeps the port for the helper."
+            )
             return fail(
                 "address",
                 f"{listener_name} cannot listen on {host}:{port}: {error.strerror}",

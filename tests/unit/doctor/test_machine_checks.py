@@ -187,6 +187,7 @@ def test_listen_address_in_use_fails() -> None:
         occupied = check_address("the wallet API", "127.0.0.1", port, "[helper]")
         assert occupied.level is Level.FAIL
         assert f"127.0.0.1:{port}: Address already in use" in occupied.message
+        assert "svote-helper.socket" in occupied.advice, "systemd listens for a helper that is stopped"
     assert check_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
     assert check_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
     assert "not an address" in check_address("x", "no-such-host.invalid", 0, "[helper]").message
