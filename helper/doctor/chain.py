@@ -169,6 +169,8 @@ def _advise(health: Health, pool: NodePool) -> str:
         return "Replace it in [chain] endpoints, or set [chain] chain_id to the right chain."
     if health.is_syncing:
         return "Wait until it has caught up; the helper does not use it until then."
+    if pool.usable_nodes:
+        return "This machine's clock agrees with other responses: restart the node, or replace it in [chain]."
     if health.head.time > pool.clock.now():
         return "Correct this machine's clock: run an NTP service."
     return "Check whether only the node or the entire chain has stopped, or this machine's clock is ahead."

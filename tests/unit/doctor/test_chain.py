@@ -113,6 +113,7 @@ async def test_faulty_node_fails_alone_and_warns_with_healthy_one(
     assert alone["chain"].level is Level.FAIL
     together = by_subject(await check(monkeypatch, clock, bad, FakeNode(clock), chain_id="svote-1"))
     assert together["node a:1317"].level is Level.WARN
+    assert "Correct this machine's clock" not in together["node a:1317"].advice, "the other node agrees with it"
     assert together["chain"].level is Level.OK
     assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
