@@ -165,7 +165,7 @@ def _advise(health: Health, pool: NodePool) -> str:
     """Return what to do about a service that the pool does not use."""
     if health.error is not None or health.head is None:
         return "Check that the node is running and that its URL in [chain] is correct."
-    if health.head.chain_id != pool.chain_id:
+    if pool.chain_id not in {None, health.head.chain_id}:
         return "Replace it in [chain] endpoints, or set [chain] chain_id to the right chain."
     if health.is_syncing:
         return "Wait until it has caught up; the helper does not use it until then."

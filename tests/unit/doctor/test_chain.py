@@ -118,6 +118,15 @@ async def test_faulty_node_fails_alone_and_warns_with_healthy_one(
     assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
 
+async def test_advice_for_a_stale_node_of_an_unknown_chain_is_about_its_blocks(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    """One of two nodes is silent and no chain id is configured, so none is agreed."""
+    stale = by_subject(await check(monkeypatch, clock, FakeNode(clock, age=91), None))["node a:1317"]
+    assert (stale.level, stale.message) == (Level.FAIL, "newest block is 91 s old")
+    assert "chain_id" not in stale.advice
+
+
 async def test_node_without_keys_is_a_warning(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     async def warming(_client: ChainClient) -> str:
         return "the verifying keys are being generated"
