@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
+from helper.chain.node_pool import create_nodes
 from helper.cli.command_inputs import read_settings
 from helper.cli.conventions import ConfigOption, ExitCode, JsonOption, emit, fail, print_message
 from helper.clock import SystemClock
@@ -225,6 +226,7 @@ def validate(
         path = loaded.path
         try:
             loaded.config.require_nodes()
+            create_nodes(loaded.config.chain_nodes)
         except ConfigError as error:
             source, code = str(path or "default settings"), ExitCode.FAILURE
             problems = (Problem(source, None, "chain.endpoints", f"{error}. {error.advice}"),)

@@ -168,6 +168,15 @@ def test_validate_valid_config_succeeds(capsys: pytest.CaptureFixture[str]) -> N
     assert read_json(capsys) == {"ok": True, "problems": []}
 
 
+def test_validate_node_listed_twice_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """The start refuses it: a node would confirm its own reports."""
+    Path("helper.toml").write_text(
+        '[chain]\nendpoints = ["http://a:1317", "http://b:1317"]\nrpc = ["http://a", "http://a"]\n'
+    )
+    assert run_command("config", "validate", "helper.toml") == 1
+    assert "a node is listed twice: [chain] rpc" in capsys.readouterr().err
+
+
 def test_validate_missing_file_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("config", "validate", "nothing.toml") == 1
     assert "nothing.toml: cannot be read: No such file or directory" in capsys.readouterr().err
