@@ -19,6 +19,7 @@ from helper.chain.node import Node
 from helper.chain.node_http import (
     DEFAULT_TIMEOUT_SECONDS,
     STREAM_LIMIT_BYTES,
+    UNAVAILABLE_STATUSES,
     NodeHttp,
     NoResponse,
     StreamedResponse,
@@ -29,8 +30,6 @@ from helper.chain.rest_client import reports_unready_keys
 from helper.core.refusals import PauseReason
 from helper.errors import ChainError, ChainUnavailable
 
-_RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
-"""Statuses after which a GET is sent to another node."""
 _POST_FAILURE_STATUSES: Final = frozenset({502, 503, 504})
 """Statuses of a POST after which other nodes get the next POSTs."""
 POST_PAUSE_SECONDS: Final = 30.0
@@ -131,7 +130,7 @@ class GatewayProxy:
     async def _is_final(self, node: Node, response: StreamedResponse, *, is_post: bool) -> bool:
         """Whether a response is returned even if there is another node to ask. Records failures of POSTs."""
         if not is_post:
-            return response.status not in _RETRY_STATUSES
+            return response.status not in UNAVAILABLE_STATUSES
         if response.status not in _POST_FAILURE_STATUSES:
             self._post_failed_at.pop(node, None)
             return True

@@ -69,6 +69,11 @@ MAX_RESPONSES = 64
 """Number of most recent responses that count."""
 MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
+MAX_RETRY_AFTER_SECONDS = 60
+"""Greatest `Retry-After` that counts. A node must not exclude itself for the rest of a round, and a wallet behind the
+gateway waits as long as it is told."""
+UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
+"""Statuses of a node, or of a proxy before it, that cannot answer now."""
 _CONNECT_TIMEOUT_SECONDS = 3.0
 _CACHED_REQUESTS = 16
 _IDENTIFIER_PATTERN = re.compile(r"/(?:\d+|[0-9A-Fa-f]{64})(?=/|$)")
@@ -77,7 +82,7 @@ _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout,
 
 
 class NodeResponse(NamedTuple):
-    """A complete response: HTTP status, body, and `Retry-After` in seconds (None without one)."""
+    """A complete response: HTTP status, body, and `Retry-After` in seconds, limited (None without one)."""
 
     status: int
     body: bytes
@@ -115,7 +120,7 @@ class StreamedResponse:
 
     Attributes:
         length: declared length of the body in bytes, None if not declared.
-        retry_after: value of the `Retry-After` header in seconds, None without one.
+        retry_after: value of the `Retry-After` header in seconds, limited; None without one.
     """
 
     def __init__(self, response: httpx.Response, limit: int) -> None:
@@ -128,7 +133,7 @@ class StreamedResponse:
         self.length = (
             None if "transfer-encoding" in headers else _parse_header_number(headers.get("content-length", ""))
         )
-        self.retry_after = _parse_header_number(headers.get("retry-after", ""))
+        self.retry_after = _parse_retry_after(response)
 
     async def read_short(self) -> bytes | None:
         """Read a body of at most `SHORT_BODY_BYTES` bytes; None without a declared length or if it is longer.
@@ -442,8 +447,7 @@ class NodeHttp:
             async for piece in _iter_chunks(response, limit):
                 body += piece
                 on_data()
-            retry_after = _parse_header_number(response.headers.get("retry-after", ""))
-            return NodeResponse(response.status_code, bytes(body), retry_after)
+            return NodeResponse(response.status_code, bytes(body), _parse_retry_after(response))
         finally:
             await response.aclose()
 
@@ -483,6 +487,11 @@ async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[by
         if count % CHUNKS_PER_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         yield piece
+
+
+def _parse_retry_after(response: httpx.Response) -> int | None:
+    seconds = _parse_header_number(response.headers.get("retry-after", ""))
+    return None if seconds is None else min(seconds, MAX_RETRY_AFTER_SECONDS)
 
 
 def _parse_header_number(text: str) -> int | None:

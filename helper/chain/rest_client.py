@@ -47,6 +47,7 @@ from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
     PAGE_LIMIT_BYTES,
+    UNAVAILABLE_STATUSES,
     NodeHttp,
     NodeResponse,
     NoResponse,
@@ -338,7 +339,7 @@ def _parse_body(response: NodeResponse, source: str, statuses: Sequence[int] = (
     """The JSON of a response with one of these statuses. Raises an error with the node's message for any other."""
     if response.status in statuses:
         return loads(response.body, source)
-    unavailable = response.status in (502, 503, 504, 429)
+    unavailable = response.status in UNAVAILABLE_STATUSES
     raise (ChainUnavailable if unavailable else InvalidResponse)(
         f"{source}: HTTP {response.status} {_error_text(response)}".rstrip()
     )

@@ -14,6 +14,7 @@ from helper.chain.json_fields import Fields, loads
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
+    UNAVAILABLE_STATUSES,
     NodeHttp,
     NodeResponse,
     parse_response,
@@ -103,7 +104,7 @@ class _RpcError(InvalidResponse):
 
 def _parse_result(response: NodeResponse, source: str) -> Fields:
     """The result in a response. Raises an error with the node's message if there is none."""
-    if response.status in (502, 503, 504, 429):
+    if response.status in UNAVAILABLE_STATUSES:
         raise ChainUnavailable(f"{source}: HTTP {response.status}")
     fields = Fields(loads(response.body, source), source)
     if fields.has("error"):

@@ -38,8 +38,6 @@ AVOIDANCE_SECONDS: Final = 30.0
 
 For a share whose call to it continues without a response, it is not tried at all in this time.
 """
-MAX_HOLD_SECONDS: Final = 60.0
-"""Maximum seconds for which a node can postpone reveals. It must not exclude itself for the rest of a round."""
 PROBE_SECONDS: Final = 2.0
 """Seconds between two reveals to a node that asked for a delay while every node did, and between checks after it."""
 
@@ -270,8 +268,7 @@ def choose_node(nodes: Iterable[NodeFacts], now: float, seconds_left: float = ma
 def next_penalty(before: Penalty, outcome: BroadcastOutcome, now: float) -> Penalty:
     """Return a node's penalty after a response to a reveal."""
     if outcome.retry_after is not None:
-        hold = min(outcome.retry_after, MAX_HOLD_SECONDS)
-        return Penalty(now, hold, now + PROBE_SECONDS, now + AVOIDANCE_SECONDS)
+        return Penalty(now, outcome.retry_after, now + PROBE_SECONDS, now + AVOIDANCE_SECONDS)
     if outcome.verdict in NEXT_BLOCK_VERDICTS:
         return before._replace(avoid_until=now + AVOIDANCE_SECONDS)
     return NO_PENALTY if outcome.verdict is Verdict.ACCEPTED else before

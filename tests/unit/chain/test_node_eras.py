@@ -114,7 +114,7 @@ def test_outcome_unknown_to_the_node_is_ambiguous() -> None:
 @pytest.mark.rule("N16")
 @pytest.mark.parametrize(
     ("status", "header", "seconds"),
-    [(503, "2", 2), (429, "7", 7), (503, "soon", None), (503, "-1", None), (503, None, None), (502, "2", None)],
+    [(503, "2", 2), (429, "9" * 15, 60), (503, "soon", None), (503, "-1", None), (503, None, None), (502, "2", None)],
 )
 async def test_retry_after_is_read_where_the_message_was_not_processed(
     status: int, header: str | None, seconds: int | None

@@ -16,7 +16,6 @@ from helper.reveal.send_policy import (
     AVOIDANCE_SECONDS,
     INCLUSION_WAIT_BLOCKS,
     MAX_DISPUTE_SECONDS,
-    MAX_HOLD_SECONDS,
     MAX_REPROVE_SECONDS,
     PROBE_SECONDS,
     RECHECK_SECONDS,
@@ -299,8 +298,6 @@ def test_penalty_follows_the_responses() -> None:
     asked = next_penalty(NO_PENALTY, BroadcastOutcome(Verdict.UNAVAILABLE, retry_after=7), NOW)
     assert asked == Penalty(NOW, 7, NOW + PROBE_SECONDS, NOW + AVOIDANCE_SECONDS)
     assert [asked.is_held(NOW + seconds) for seconds in (6.9, 7.0)] == [True, False]
-    greatest = next_penalty(NO_PENALTY, BroadcastOutcome(Verdict.UNAVAILABLE, retry_after=10**15), NOW)
-    assert greatest.hold_seconds == MAX_HOLD_SECONDS
     lost = next_penalty(NO_PENALTY, BroadcastOutcome(Verdict.AMBIGUOUS), NOW)
     assert lost == Penalty(avoid_until=NOW + AVOIDANCE_SECONDS)
     assert next_penalty(lost, BroadcastOutcome(Verdict.SPENT), NOW) == lost
@@ -309,9 +306,9 @@ def test_penalty_follows_the_responses() -> None:
     assert begin_probe(asked, NOW + 7, math.inf)[:2] == (NOW + 7, PROBE_SECONDS)
 
 
-@pytest.mark.parametrize(("seconds_left", "hold"), [(45.0, 4.5), (300.0, 30.0), (3600.0, MAX_HOLD_SECONDS)])
+@pytest.mark.parametrize(("seconds_left", "hold"), [(45.0, 4.5), (300.0, 30.0), (3600.0, 60.0)])
 def test_hold_is_limited_to_a_tenth_of_the_time_until_the_end(seconds_left: float, hold: float) -> None:
-    penalty = Penalty(NOW, MAX_HOLD_SECONDS)
+    penalty = Penalty(NOW, 60.0)
     assert penalty.is_held(NOW + hold - 0.1, seconds_left - (hold - 0.1))
     assert not penalty.is_held(NOW + hold + 0.1, seconds_left - (hold + 0.1))
 

@@ -264,15 +264,18 @@ WARMING = {"status": "warming", "started_at": "2026-09-01T00:00:00Z"}
 
 
 @pytest.mark.rule("N30")
-async def test_gateway_forwards_nodes_that_are_starting_with_their_retry_after(harness: GatewayHarness) -> None:
+@pytest.mark.parametrize(("asked", "forwarded"), [("2", "2"), ("86400", "60")])
+async def test_gateway_forwards_nodes_that_are_starting_with_their_retry_after(
+    harness: GatewayHarness, asked: str, forwarded: str
+) -> None:
     harness.set_response(
         "/cast-vote",
-        lambda _: httpx.Response(503, json=WARMING, headers={"Retry-After": "2"}),
+        lambda _: httpx.Response(503, json=WARMING, headers={"Retry-After": asked}),
         harness.first,
         harness.second,
     )
     refused = await harness.client.post(f"{API}/cast-vote", json=VOTE_BODY)
-    assert (refused.status_code, refused.json(), refused.headers["retry-after"]) == (503, WARMING, "2")
+    assert (refused.status_code, refused.json(), refused.headers["retry-after"]) == (503, WARMING, forwarded)
     assert harness.requested_paths() == [[f"{API}/cast-vote"]] * 2
 
 
