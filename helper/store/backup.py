@@ -26,9 +26,10 @@ from nacl.bindings import crypto_aead_chacha20poly1305_ietf_encrypt as aead_encr
 from nacl.bindings import crypto_pwhash_scryptsalsa208sha256_ll as scrypt
 from nacl.exceptions import CryptoError
 
+from helper.clock import SystemClock
 from helper.errors import BackupError, BackupKeyError
 from helper.runtime.process_security import acting_as_owner
-from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, temporary_path
+from helper.store.sqlite.file_lock import AGE_HEADER, FileLock, find_temporary_files, temporary_path
 from helper.store.sqlite.opening import DATABASE_HEADER, refuse_other_file
 
 _PASSPHRASE_HEADER: Final = AGE_HEADER + b"-> scrypt "
@@ -51,6 +52,8 @@ _NONCE_BYTES: Final = 16
 _CHUNK_BYTES: Final = 64 * 1024
 _TAG_BYTES: Final = 16
 _SIDE_FILES: Final = ("-wal", "-shm")
+_ABANDONED_SECONDS: Final = 3600.0
+"""Seconds without a change after which the temporary file of a backup is one of a killed command."""
 
 
 WriteContent = Callable[[BinaryIO], object]
@@ -250,11 +253,20 @@ def write_backup(path: Path, write: WriteContent, *, replace: bool = False, pass
         elif real.exists():
             with real.open("rb") as existing:
                 _require_backup(existing, path, passphrase)
+        _remove_abandoned(real)
         written = _write_temporary(real, write)
         try:
             (_replace_file if replace else _create_file)(written, real)
         finally:
             written.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files that killed commands have left of a backup or export."""
+    with suppress(OSError):  # this user may only write to the directory, or one is written to its end in the meantime
+        for file in find_temporary_files(path):
+            if SystemClock().now() - file.lstat().st_mtime > _ABANDONED_SECONDS:
+                file.unlink()
 
 
 def _require_backup(file: BinaryIO, path: Path, passphrase: str) -> None:

@@ -226,15 +226,18 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.randbelow(10**12)}.partial")
 
 
+def find_temporary_files(path: Path) -> list[Path]:
+    """Return the files at temporary paths of a path: those that are being written, and those of killed commands."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9]+\.partial")
+    return [file for file in path.parent.iterdir() if name.fullmatch(file.name)]
+
+
 def _erase_copies_of_killed_restores(database: Path) -> None:
     """Erase unfinished copies of the database, which may contain witnesses. Call this under the lock.
 
     A file that is encrypted with age is kept: it is a backup or an export, which another command may be writing.
     """
-    name = re.compile(rf"\.{re.escape(database.name)}\.[0-9]+\.partial")
-    for path in database.parent.iterdir():
-        if not name.fullmatch(path.name):
-            continue
+    for path in find_temporary_files(database):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(fd, "r+b") as file:

@@ -7,6 +7,7 @@ import os
 import re
 import sqlite3
 import stat
+import time
 import tracemalloc
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from helper.store.backup import (
     write_backup,
     write_unencrypted_file,
 )
-from helper.store.sqlite.file_lock import FileLock, temporary_path
+from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.snapshot import check_image, read_contents, take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
@@ -301,12 +302,17 @@ def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["backup.age"]
 
 
-def test_file_of_killed_command_with_the_same_process_id_blocks_no_other(tmp_path: Path) -> None:
-    output = tmp_path / "queue.age"
-    temporary_path(output).touch()
+def test_file_of_killed_command_blocks_no_other_and_is_removed_later(tmp_path: Path) -> None:
+    output, left, other = tmp_path / "queue.age", tmp_path / ".queue.age.7.partial", tmp_path / ".queue.age.x.partial"
+    for file, age in ((left, 3500), (other, 3700)):
+        file.touch()
+        os.utime(file, (0, time.time() - age))
     write_backup(output, content(b"age-encryption.org/v1\n2"))
     assert output.read_bytes() == b"age-encryption.org/v1\n2"
-    assert len(list(tmp_path.iterdir())) == 2
+    assert {*tmp_path.iterdir()} == {output, left, other}
+    os.utime(left, (0, time.time() - 3700))
+    write_backup(output, content(b"age-encryption.org/v1\n3"), replace=True)
+    assert {*tmp_path.iterdir()} == {output, other}
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
