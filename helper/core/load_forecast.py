@@ -192,40 +192,34 @@ TIGHT_SLACK_FRACTION: Final = 0.2
 """The time is tight if the slack is less than this fraction of the time left."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrainResult:
     """When a round's shares are revealed.
 
     Attributes:
-        work_seconds: time to prove all shares of the round, and of the rounds that end before it.
         done_at: Unix time at which the last share is revealed. If shares are left at the end of the round, the time
             at which they would be, with no other work after the end.
+        waiting: number of due shares that are not revealed yet, during the simulation.
+        work_seconds: time to prove all shares of the round, and of the rounds that end before it.
         unfinished: number of shares left at the end of the round.
         slack_seconds: longest pause, beginning now, after which all shares are still revealed before the end. If the
             result is negative, it is too late: minus the seconds that are missing.
         max_backlog: highest number of shares that still wait when the next ones become due.
     """
 
-    work_seconds: float
+    work: RoundWork
     done_at: float
-    unfinished: float
-    slack_seconds: float
-    max_backlog: float
+    waiting: float = 0.0
+    work_seconds: float = 0.0
+    unfinished: float = 0.0
+    slack_seconds: float = 0.0
+    max_backlog: float = 0.0
 
     def outlook(self, seconds_left: float) -> Outlook:
         """Whether the shares are revealed before the end of the round, in `seconds_left`."""
         if self.slack_seconds < 0:
             return "short"
         return "tight" if self.slack_seconds < TIGHT_SLACK_FRACTION * seconds_left else "enough"
-
-
-@dataclass(slots=True)
-class _Progress:
-    work: RoundWork
-    left: float = 0.0
-    done_at: float = 0.0
-    unfinished: float = 0.0
-    max_backlog: float = 0.0
 
 
 def simulate_drain(rounds: Sequence[RoundWork], per_second: float, now: float) -> list[DrainResult]:
@@ -236,28 +230,27 @@ def simulate_drain(rounds: Sequence[RoundWork], per_second: float, now: float) -
         per_second: reveals per second, above 0 (`ProofRate.per_second`).
         now: Unix seconds.
     """
-    progress = [_Progress(work, done_at=now) for work in rounds]
-    by_end = sorted(progress, key=lambda item: item.work.end)
-    arrivals: dict[float, list[tuple[_Progress, float]]] = {now: []}
-    for item in progress:
-        for time, count in item.work.due:
-            arrivals.setdefault(max(now, time), []).append((item, count))
-        arrivals.setdefault(max(now, item.work.end), [])
+    results = [DrainResult(work, done_at=now) for work in rounds]
+    by_end = sorted(results, key=lambda result: result.work.end)
+    arrivals: dict[float, list[tuple[DrainResult, float]]] = {now: []}
+    for result in results:
+        for time, count in result.work.due:
+            arrivals.setdefault(max(now, time), []).append((result, count))
+        arrivals.setdefault(max(now, result.work.end), [])
     for begin, finish in pairwise([*sorted(arrivals), float("inf")]):
-        for item, count in arrivals[begin]:
-            item.max_backlog = max(item.max_backlog, item.left)
-            item.left += count
+        for result, count in arrivals[begin]:
+            result.max_backlog = max(result.max_backlog, result.waiting)
+            result.waiting += count
         _reveal(by_end, begin, finish, per_second)
-    results: dict[int, DrainResult] = {}
     shares_before = 0.0
-    for item in by_end:
-        shares = item.work.shares + (shares_before if item.work.end > now else 0)
-        slack = item.work.end - now - shares / per_second
-        if item.unfinished:
-            slack = min(slack, item.work.end - item.done_at)
-        results[id(item)] = DrainResult(shares / per_second, item.done_at, item.unfinished, slack, item.max_backlog)
-        shares_before += item.work.shares if item.work.end > now else 0
-    return [results[id(item)] for item in progress]
+    for result in by_end:
+        end, shares = result.work.end, result.work.shares
+        result.work_seconds = (shares + (shares_before if end > now else 0)) / per_second
+        result.slack_seconds = end - now - result.work_seconds
+        if result.unfinished:
+            result.slack_seconds = min(result.slack_seconds, end - result.done_at)
+        shares_before += shares if end > now else 0
+    return results
 
 
 def find_slots(rounds: Sequence[RoundWork], rate: ProofRate, now: float) -> int | None:
@@ -278,22 +271,22 @@ def find_slots(rounds: Sequence[RoundWork], rate: ProofRate, now: float) -> int 
     return bisect_left(range(1, enough), x=True, key=is_enough) + 1 if is_enough(enough) else None
 
 
-def _reveal(by_end: Sequence[_Progress], begin: float, finish: float, per_second: float) -> None:
+def _reveal(by_end: Sequence[DrainResult], begin: float, finish: float, per_second: float) -> None:
     """Reveal due shares from `begin` to `finish`, those of the round that ends first first."""
     time = begin
-    for item in by_end:
-        if not item.left:
+    for result in by_end:
+        if not result.waiting:
             continue
-        if item.work.end <= begin:
-            if item.left > _NEGLIGIBLE:
-                item.unfinished += item.left
-                item.done_at = begin + item.unfinished / per_second
-            item.left = 0.0
+        if result.work.end <= begin:
+            if result.waiting > _NEGLIGIBLE:
+                result.unfinished += result.waiting
+                result.done_at = begin + result.unfinished / per_second
+            result.waiting = 0.0
         elif time < finish:
-            revealed = min(item.left, (finish - time) * per_second)
-            item.left -= revealed
+            revealed = min(result.waiting, (finish - time) * per_second)
+            result.waiting -= revealed
             time += revealed / per_second
-            item.done_at = time
+            result.done_at = time
 
 
 REFERENCE_PROOF_SECONDS: Final = {"k10": 0.42, "k11": 2.06}
