@@ -359,7 +359,7 @@ class Sender:
         state = self._states.get(reveal.share_id)
         if reveal.row.sends == 1:
             self.stats.count("broadcast")
-            if reveal.is_first_attempt:
+            if reveal.is_first_message and not reveal.attempts:
                 self.stats.lateness_broadcast.add_sample(self.clock.now() - reveal.due_ms / 1000)
         state.start_send(reveal.row.tx_hash, node.name, self.clock.monotonic())
         call = SendCall(node, message, self.clock)

@@ -31,7 +31,6 @@ class SentReveal:
     Attributes:
         first_due_ms: Unix milliseconds at which the share's first attempt was due.
         rank: the share's sort key among those due in the same millisecond.
-        is_first_attempt: no attempt failed for the share before this message.
         is_first_message: the share never had another message, so none of its data was sent before this one.
     """
 
@@ -42,7 +41,6 @@ class SentReveal:
     due_ms: int = 0
     first_due_ms: int = 0
     rank: int = 0
-    is_first_attempt: bool = True
     is_first_message: bool = True
 
     @property
@@ -116,8 +114,8 @@ def record_outcome(tx: Transaction, share_id: int, *, outcome: str, decide_heigh
 def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
     """Convert rows of the query `unconfirmed` to messages.
 
-    A row has the columns of a share with its round id, those of its message (NULL if it has none), and two counts of
-    history entries: all, and those about messages.
+    A row has the columns of a share with its round id, those of its message (NULL if it has none), and the number of
+    history entries about messages.
 
     Returns:
         The messages, and the ids of the shares with a damaged row.
@@ -126,7 +124,7 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
     damaged: list[int] = []
     width = len(ShareRow._fields)
     for columns in rows:
-        share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
+        share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-1])
         if is_sound(row_key, share) and is_sound(row_key, reveal):
             sound.append(
                 SentReveal(
@@ -137,7 +135,6 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
                     due_ms=share.due_ms,
                     first_due_ms=share.first_due_ms,
                     rank=share.rank,
-                    is_first_attempt=columns[-2] == 1,
                     is_first_message=columns[-1] == 1,
                 )
             )

@@ -140,7 +140,7 @@ INSERT INTO reveals ({reveal_columns}) VALUES ({reveal_values});
 SELECT {reveal} FROM reveals m WHERE m.share_id = ?;
 
 -- name: unconfirmed
-SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+SELECT k.round_id, {share}, {reveal},
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
 WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
@@ -148,7 +148,7 @@ WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id
 ORDER BY s.id LIMIT :limit;
 
 -- name: sent_reveal
-SELECT k.round_id, {share}, {reveal}, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+SELECT k.round_id, {share}, {reveal},
   (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals m ON m.share_id = s.id
 WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);

@@ -181,8 +181,8 @@ def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
 
 
 def _normalize_message(message: SentReveal, row: int) -> SentReveal:
-    """Ignore flags that depend on the share's history and only feed counters; of a replaced row, the row's own data."""
-    message = replace(message, is_first_attempt=True, is_first_message=True)
+    """Ignore the flag that depends on the share's history; of a replaced row, the row's own data."""
+    message = replace(message, is_first_message=True)
     if row in LIVE_ROWS:
         return message
     sent = message.row._replace(share_id=row, row_check=b"")

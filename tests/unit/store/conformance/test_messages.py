@@ -26,7 +26,7 @@ async def test_message_and_send_are_on_disk_before_and_the_outcome_after(store: 
     assert backend.query_rows("SELECT sends FROM reveals") == [(0,)]
     (fresh,) = await store.list_unconfirmed()
     row = fresh.row
-    assert (row.sends, row.first_sent_height, row.last_outcome, fresh.is_first_attempt) == (0, None, None, True)
+    assert (row.sends, row.first_sent_height, row.last_outcome, fresh.is_first_message) == (0, None, None, True)
     assert (fresh.nullifier, fresh.round_id) == (make_posted_share(1).nullifier, ROUND)
     assert without_sends(row) == make_reveal(1)
 
@@ -163,7 +163,7 @@ async def test_message_that_replaces_another_is_distinguished_from_the_first_one
     await claim_all_due(store)
     await store.run(messages.prepare, share, make_reveal(1))
     (sent,) = await store.list_unconfirmed()
-    assert (sent.is_first_attempt, sent.is_first_message) == (False, True)
+    assert sent.is_first_message
     await store.run(shares.requeue, share, stage="broadcast", note="not counted")
     assert backend.query_rows("SELECT * FROM reveals") == []
     (queued,) = await claim_all_due(store)
@@ -171,7 +171,7 @@ async def test_message_that_replaces_another_is_distinguished_from_the_first_one
     await store.run(messages.prepare, share, make_reveal(2))
     (sent,) = await store.list_unconfirmed()
     assert (without_sends(sent.row), sent.row.sends) == (make_reveal(2), 0)
-    assert (sent.is_first_attempt, sent.is_first_message) == (False, False)
+    assert not sent.is_first_message
 
 
 UNSAFE_TEXTS = "out of gas\x00 \x1b[2J \x9b one\ntwo \ud800\u202e"
