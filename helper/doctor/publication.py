@@ -10,9 +10,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,9 +21,9 @@ from admin.published_config import InvalidConfigError, PublishedConfig
 from helper.app.listeners import page_directory, published_addresses
 from helper.chain.chain_data import RoundAuthentication
 from helper.clock import Clock
-from helper.config.loader import Problem, load_valid_settings
+from helper.config.loader import Loaded, Problem
 from helper.config.sections import Config
-from helper.config.settings_file import SECRET_SETTINGS, find_file, is_missing
+from helper.config.settings_file import is_missing
 from helper.doctor import CheckResult, fail, ok, warn
 from helper.runtime.network_clients import SocksError, open_socks_stream
 from helper.server.edge import PREFIX
@@ -41,38 +39,9 @@ _TOKEN_SETTINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorSettings:
-    """Settings for the checks.
-
-    Attributes:
-        config: the settings; invalid values are replaced by defaults.
-        path: the settings file, None if there is none.
-        is_readable: whether the file could be read; if not, `config` holds only defaults.
-        has_secrets: whether the file itself contains a secret.
-        findings: one result for each problem, or one `ok`.
-    """
-
-    config: Config
-    path: Path | None
-    is_readable: bool
-    has_secrets: bool
-    findings: tuple[CheckResult, ...]
-
-
-def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSettings:
-    """Read the file and the environment. Never raises for invalid content."""
-    path = find_file(config_file, env)
-    loaded, problems = load_valid_settings(path, env)
-    readable = all(problem.key or problem.source != str(path) for problem in problems)
-    secret_origins = [loaded.origins[setting] for setting in SECRET_SETTINGS]
-    secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
-    return DoctorSettings(
-        loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems, loaded.config))
-    )
-
-
-def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...], config: Config) -> list[CheckResult]:
+def evaluate_settings(loaded: Loaded, problems: Sequence[Problem]) -> list[CheckResult]:
+    """Return one result for each problem in the settings, or one for the settings."""
+    config, path = loaded.config, loaded.path
     if problems:
         advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
         if path is not None and not is_missing(path) and not os.access(path, os.R_OK):

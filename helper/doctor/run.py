@@ -19,8 +19,9 @@ from typing import Final, TypeVar
 from admin.config_refresh import ConfigFetcher
 from helper.circuits import default_circuit
 from helper.clock import Clock
+from helper.config.loader import load_valid_settings
 from helper.config.sections import Config
-from helper.config.settings_file import CREDENTIALS, FILE_CREDENTIALS, is_missing
+from helper.config.settings_file import CREDENTIALS, FILE_CREDENTIALS, SECRET_SETTINGS, find_file, is_missing
 from helper.doctor import CheckResult, chain, database, fail, machine, ok, proving, publication, running_helper, warn
 from helper.doctor.running_helper import DaemonReport
 from helper.errors import HelperError
@@ -67,14 +68,23 @@ class Doctor:
     """One run of all checks. Later checks use results of earlier ones.
 
     Attributes:
+        config: the settings; invalid values are replaced by defaults.
+        path: the settings file, None if there is none.
+        are_settings_readable: whether the file could be read; if not, `config` holds only defaults.
+        has_secrets: whether the file itself contains a secret.
         has_hung_checks: whether a check still hangs; the process must exit without joining its threads.
     """
 
     def __init__(
         self, config_file: Path | None, env: Mapping[str, str], clock: Clock, *, skip_proof: bool = False
     ) -> None:
-        self.settings = publication.read_settings(config_file, env)
-        self.config: Config = self.settings.config
+        self.path = path = find_file(config_file, env)
+        loaded, problems = load_valid_settings(path, env)
+        self.config: Config = loaded.config
+        self.findings = publication.evaluate_settings(loaded, problems)
+        self.are_settings_readable = all(problem.key or problem.source != str(path) for problem in problems)
+        origins = [loaded.origins[setting] for setting in SECRET_SETTINGS]
+        self.has_secrets = any(origin.kind == "file" and origin.source == str(path) for origin in origins)
         self.clock = clock
         self.skip_proof = skip_proof
         self.started_at = clock.monotonic()
@@ -109,7 +119,7 @@ class Doctor:
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
             results.append(await self._run_guarded(subject, _in_thread(check), _FILES_SECONDS))
-        return [*self.settings.findings, *helper, *(finding for part in results for finding in part)]
+        return [*self.findings, *helper, *(finding for part in results for finding in part)]
 
     # ---------------------------------------------------------------- execution
 
@@ -178,12 +188,12 @@ class Doctor:
         named = [*(f"{setting}_file" for setting in CREDENTIALS), *FILE_CREDENTIALS]
         files = [sections[section][key] for section, key in (setting.split(".") for setting in named)]
         secrets = [config.socket_path, *(Path(path) for path in files if path)]
-        if self.settings.path is not None and self.settings.has_secrets:
-            secrets.append(self.settings.path)
+        if self.path is not None and self.has_secrets:
+            secrets.append(self.path)
         return machine.check_modes(databases, secrets)
 
     async def _check_nodes(self) -> list[CheckResult]:
-        if not self.settings.is_readable:
+        if not self.are_settings_readable:
             return [warn("nodes", "not checked: the settings cannot be read", "Fix the settings first.")]
         chain_id = self.daemon.service.chain_id
         findings, self.usable_nodes = await chain.check_nodes(self.config, self.clock, chain_id)
@@ -208,7 +218,7 @@ class Doctor:
 
     async def _check_voting_config(self) -> list[CheckResult]:
         settings = self.config.admin
-        if settings.disable or not settings.config_url or not self.settings.is_readable:
+        if settings.disable or not settings.config_url or not self.are_settings_readable:
             return []
         fetcher = ConfigFetcher(settings.config_url, timeout=publication.DOCUMENT_SECONDS)
         return await publication.check_voting_config(
@@ -218,7 +228,7 @@ class Doctor:
     async def _check_public_url(self) -> list[CheckResult]:
         config = self.config
         url = config.admin.public_url
-        if not url or not self.settings.is_readable:
+        if not url or not self.are_settings_readable:
             return []
         chain_id = config.chain.chain_id or self.daemon.service.chain_id or ""
         async with create_async_client(timeout=publication.PUBLIC_URL_SECONDS) as client:

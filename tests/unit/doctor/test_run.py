@@ -21,7 +21,6 @@ from helper.core.share import ShareState
 from helper.doctor import CheckResult, Level
 from helper.doctor import run as run_module
 from helper.doctor.database import read_database
-from helper.doctor.publication import read_settings
 from helper.doctor.run import Doctor
 from helper.doctor.running_helper import (
     DaemonReport,
@@ -525,8 +524,8 @@ def test_helper_without_snapshot_is_of_another_version(monkeypatch: pytest.Monke
 
 def test_read_settings_replaces_invalid_values_by_defaults(tmp_path: Path) -> None:
     path = write_config('[helper]\nport = 70000\nhost = "127.0.0.2"\n[chain]\nrpc = ["http://a:1"]\nendpoints = []\n')
-    settings = read_settings(path, {})
-    assert (settings.config.helper.port, settings.config.helper.host) == (8090, "127.0.0.2")
-    assert settings.config.chain.rpc == ()
-    assert settings.is_readable
+    doctor = Doctor(path, {}, SystemClock())
+    assert (doctor.config.helper.port, doctor.config.helper.host) == (8090, "127.0.0.2")
+    assert doctor.config.chain.rpc == ()
+    assert doctor.are_settings_readable
     assert tmp_path.samefile(path.resolve().parent)
