@@ -35,6 +35,8 @@ MARGIN_BLOCKS: Final = 10
 """Blocks to wait after a round was first seen as finalized: the node that lists it may be ahead."""
 RETRY_SECONDS: Final = 900.0
 """Seconds until a round is tried again after a failure."""
+MAX_PROCESS_SECONDS: Final = 86_400.0
+"""Time limit of a worker process. Other rounds wait for its end, so one that hangs must not run forever."""
 
 
 class Job(BaseModel):
@@ -167,11 +169,14 @@ async def run_worker_process(command: Sequence[str], job: Job) -> str | None:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(job.model_dump_json().encode() + b"\n")
-        line = await process.stdout.readline()
-        await process.wait()
+        async with asyncio.timeout(MAX_PROCESS_SECONDS):
+            process.stdin.write(job.model_dump_json().encode() + b"\n")
+            line = await process.stdout.readline()
+            await process.wait()
     except ConnectionError:
         line = b""
+    except TimeoutError:
+        raise AuditError(f"the process did not end within {MAX_PROCESS_SECONDS / 3600:.0f} h") from None
     finally:
         if process.returncode is None:
             process.kill()
