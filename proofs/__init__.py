@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from proofs import _native
 from proofs._native import (
@@ -156,21 +156,10 @@ class Proved:
 class ReadShare(NamedTuple):
     """A posted share with valid encodings and hashes, and its derived values. The repr contains none of them."""
 
-    share_index: int
-    c1: bytes
-    c2: bytes
-    round_id: bytes
-    proposal_id: int
-    vote_decision: int
-    tree_position: int
-    submit_at: int
-    """Unix seconds, 0 for immediately."""
-    shares_hash: bytes
-    share_comms: bytes
-    """The 16 commitments concatenated, 512 bytes."""
-    primary_blind: bytes
+    posted: tuple[Any, ...]
+    """The fields as posted, in the order of `helper.core.share.Share`; the commitments are concatenated."""
     vote_commitment: bytes
-    """The expected leaf at the share's `tree_position`."""
+    """The expected leaf at the share's tree position."""
     nullifier: bytes
     """The nullifier. Must not be logged before the reveal."""
 

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from helper.core.share import SHARE_FIELDS, SHARE_JSON, Share
+from helper.core.share import SHARE_JSON, Share
 from helper.core.share_fields import Field, error_message, wire_names
 from helper.errors import ClientLeft, ShareRefused
 from proofs import InvalidShare, ProofsError, ReadShare
@@ -39,8 +39,6 @@ CONCURRENT_BATCHES: Final = max(1, min(2, (os.cpu_count() or 1) // 2))
 
 More calls would also make the batches smaller, and each costs the event loop two thread switches.
 """
-_POSTED: Final = tuple(field.name for field in SHARE_FIELDS)
-
 
 MAX_SHARE_BODY_BYTES: Final = 1 << 20
 """Maximum bytes of a body: 1 MiB."""
@@ -102,8 +100,7 @@ def checked_share(result: Result) -> CheckedShare:
         raise result
     if isinstance(result, CheckedShare):
         return result
-    share = Share(**{name: getattr(result, name) for name in _POSTED})
-    return CheckedShare(share, result.vote_commitment, result.nullifier)
+    return CheckedShare(Share(*result.posted), result.vote_commitment, result.nullifier)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ pub struct Payload {
     pub nullifier: Encoded,
 }
 
-/// A field of a share, or a value that is derived from it.
+/// A field of a share.
 pub enum Value<'a> {
     /// An integer.
     Integer(u64),
@@ -178,8 +178,8 @@ pub enum Value<'a> {
 }
 
 impl Payload {
-    /// The values in the order of `proofs.ReadShare`.
-    pub fn values(&self) -> [Value<'_>; 13] {
+    /// The fields as posted, in the order of `helper.core.share.Share`.
+    pub fn posted(&self) -> [Value<'_>; 11] {
         use Value::{Bytes, Integer};
         [
             Integer(self.share_index),
@@ -193,8 +193,6 @@ impl Payload {
             Bytes(&self.shares_hash),
             Bytes(&self.share_comms),
             Bytes(&self.primary_blind),
-            Bytes(&self.vote_commitment),
-            Bytes(&self.nullifier),
         ]
     }
 }

@@ -10,7 +10,7 @@ from hashlib import sha256
 import proofs
 from helper.core.share import Share
 from proofs import InvalidShare, ReadShare, TreeError
-from tests.support.payloads import decode_share
+from tests.support.payloads import as_read_share, decode_share
 
 PATH_BYTES = 24 * 32
 
@@ -46,14 +46,15 @@ class SimShareValidator:
 
 
 def _read(body: bytes) -> ReadShare | InvalidShare:
-    share = decode_share(body, vote_commitment=b"", nullifier=b"")
+    share = decode_share(body)
     if share.shares_hash != hash_parts(b"shares", share.share_comms):
         return InvalidShare("shares_hash", "shares_hash")
     start = share.share_index * 32
     if share.share_comms[start : start + 32] != share_commitment(share.primary_blind, share.c1, share.c2):
         return InvalidShare(f"share_comms[{share.share_index}]", "share_comm")
     vote = commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
-    return share._replace(vote_commitment=vote, nullifier=nullifier(vote, share.share_index, share.primary_blind))
+    spent = nullifier(vote, share.share_index, share.primary_blind)
+    return as_read_share(share, vote_commitment=vote, nullifier=spent)
 
 
 class SimTree:

@@ -14,11 +14,14 @@ def share_body(share: Share) -> bytes:
     return json.dumps(share_to_payload(share)).encode()
 
 
-def decode_share(body: bytes, *, vote_commitment: bytes, nullifier: bytes) -> ReadShare:
+def decode_share(body: bytes) -> Share:
     """Decode a body whose fields are valid, without any check of its hashes."""
-    share = share_from_payload(json.loads(body))
-    posted = {field.name: getattr(share, field.name) for field in SHARE_FIELDS}
-    return ReadShare(**posted, vote_commitment=vote_commitment, nullifier=nullifier)
+    return share_from_payload(json.loads(body))
+
+
+def as_read_share(share: Share, *, vote_commitment: bytes, nullifier: bytes) -> ReadShare:
+    """The result of the native checks for a valid share."""
+    return ReadShare(tuple(getattr(share, field.name) for field in SHARE_FIELDS), vote_commitment, nullifier)
 
 
 def reveal_fields(request: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from starlette.types import ASGIApp
 
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
-from proofs import InvalidShare, ReadShare
+from helper.ingest.validator import CheckedShare, checked_share
+from proofs import InvalidShare
 from tests.support.conformance import serve_app
 
 PREFIX: Final = "/shielded-vote/v1"
@@ -119,7 +120,7 @@ class WrongHelper:
         self._fault = fault
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(timeout=60, limits=limits, trust_env=False)
-        self._known: dict[tuple[object, ...], ReadShare] = {}
+        self._known: dict[tuple[object, ...], CheckedShare] = {}
         self._revealed: set[bytes] = set()
         self._refused: set[tuple[object, ...]] = set()
         self._memory: dict[bytes, asyncio.Task[None]] = {}
@@ -249,7 +250,8 @@ class WrongHelper:
             self._posting -= 1
 
     async def _submit(self, request: Request, body: bytes) -> Response:
-        read = (await asyncio.to_thread(proofs.read_shares, [body]))[0]
+        (result,) = await asyncio.to_thread(proofs.read_shares, [body])
+        read = result if isinstance(result, InvalidShare) else checked_share(result)
         before = self._respond_before(body, read)
         if before is not None:
             return before
@@ -264,7 +266,7 @@ class WrongHelper:
             self._known[_key(read)] = read
         return await self._respond_after(response, read, word, is_new=is_new)
 
-    def _respond_before(self, body: bytes, read: ReadShare | InvalidShare) -> Response | None:
+    def _respond_before(self, body: bytes, read: CheckedShare | InvalidShare) -> Response | None:
         """The response of the faults that do not forward a share."""
         fault = self._fault
         if len(body) > MAX_BODY_BYTES:
@@ -273,17 +275,17 @@ class WrongHelper:
             return self._respond_to_invalid(body, read)
         if (refusal := self._refuse_valid(body, read)) is not None:
             return refusal
-        if fault is Fault.LOST_ON_RESTART and read.submit_at > time.time():
+        if fault is Fault.LOST_ON_RESTART and read.share.submit_at > time.time():
             return self._keep_in_memory(body, read)
-        if fault is Fault.SHARE_LOST and read.share_index == LOST_INDEX:
+        if fault is Fault.SHARE_LOST and read.share.share_index == LOST_INDEX:
             is_known = _key(read) in self._known
             self._known[_key(read)] = read
             return _accepted("duplicate" if is_known else "queued")
         return None
 
-    def _refuse_valid(self, body: bytes, read: ReadShare) -> Response | None:
+    def _refuse_valid(self, body: bytes, read: CheckedShare) -> Response | None:
         fault = self._fault
-        if fault is Fault.OPTION_0_REFUSED and not read.vote_decision:
+        if fault is Fault.OPTION_0_REFUSED and not read.share.vote_decision:
             return _error(400, "vote_decision is missing")
         if fault is Fault.INDEX_NEEDED and "share_index" not in json.loads(body)["enc_share"]:
             return _error(400, "share_index is missing")
@@ -301,7 +303,7 @@ class WrongHelper:
             return _accepted("duplicate")
         return None
 
-    def _altered(self, body: bytes, read: ReadShare | InvalidShare) -> bytes:
+    def _altered(self, body: bytes, read: CheckedShare | InvalidShare) -> bytes:
         if self._fault is Fault.INTEGERS_WRAP and isinstance(read, InvalidShare):
             return _wrap_integers(body)
         if isinstance(read, InvalidShare):
@@ -309,14 +311,16 @@ class WrongHelper:
         latest = int(time.time()) + MAX_DELAY_SECONDS
         if self._fault is Fault.REVEALED_EARLY:
             return json.dumps({**json.loads(body), "submit_at": 0}).encode()
-        if self._fault is Fault.LATE_ACCEPTED and read.submit_at > latest:
+        if self._fault is Fault.LATE_ACCEPTED and read.share.submit_at > latest:
             return json.dumps({**json.loads(body), "submit_at": latest}).encode()
         return body
 
-    async def _respond_after(self, response: Response, read: ReadShare, word: str | None, *, is_new: bool) -> Response:
+    async def _respond_after(
+        self, response: Response, read: CheckedShare, word: str | None, *, is_new: bool
+    ) -> Response:
         """The response of the faults that forward a share first."""
         fault = self._fault
-        if fault is Fault.UNKNOWN_ROUND_IS_500 and response.status_code == 503 and not read.tree_position >> 20:
+        if fault is Fault.UNKNOWN_ROUND_IS_500 and response.status_code == 503 and not read.share.tree_position >> 20:
             return _error(500, "round lookup failed")
         if fault is Fault.ALTERED_IS_DUPLICATE and response.status_code == 400 and _key(read) in self._known:
             return _accepted("duplicate")
@@ -327,65 +331,66 @@ class WrongHelper:
         if (
             fault is Fault.TIME_MOVED
             and word == "duplicate"
-            and read.submit_at > time.time()
+            and read.share.submit_at > time.time()
             and not await self._is_counted(read)
         ):
             self._start(self._reveal(read, 0))
         if fault is Fault.SENT_AGAIN and is_new:
             self._start(self._send_again(read))
         if fault is Fault.NODE_ASKED_ON_ARRIVAL and is_new:
-            await self._http.get(f"{self._chain_url}{PREFIX}/commitment-tree/{read.round_id.hex()}/latest")
+            await self._http.get(f"{self._chain_url}{PREFIX}/commitment-tree/{read.share.round_id.hex()}/latest")
         if fault is Fault.NODE_ASKED_FOR_NULLIFIER and is_new:
             await self._http.get(f"{self._chain_url}{PREFIX}/tx/{read.nullifier.hex()}")
         return response
 
-    def _keep_in_memory(self, body: bytes, read: ReadShare) -> Response:
+    def _keep_in_memory(self, body: bytes, read: CheckedShare) -> Response:
         if read.nullifier in self._memory:
             return _accepted("duplicate")
         self._memory[read.nullifier] = asyncio.create_task(self._forward_when_due(body, read))
         return _accepted("queued")
 
-    async def _forward_when_due(self, body: bytes, read: ReadShare) -> None:
-        await asyncio.sleep(read.submit_at - time.time())
+    async def _forward_when_due(self, body: bytes, read: CheckedShare) -> None:
+        await asyncio.sleep(read.share.submit_at - time.time())
         await self._http.post(self._target + SHARES, content=body)
 
     async def _get_early_status(self, request: Request, body: bytes) -> Response:
         """Report confirmed from two seconds before the time of a share."""
-        for share in self._known.values():
-            if request.url.path.endswith(share.nullifier.hex()) and time.time() > share.submit_at - 2:
+        for known in self._known.values():
+            if request.url.path.endswith(known.nullifier.hex()) and time.time() > known.share.submit_at - 2:
                 return JSONResponse({"status": "confirmed"}, 200, {"Access-Control-Allow-Origin": "*"})
         return await self._forward(request, body)
 
-    async def _is_counted(self, read: ReadShare) -> bool:
-        path = f"{PREFIX}/share-status/{read.round_id.hex()}/{read.nullifier.hex()}"
+    async def _is_counted(self, read: CheckedShare) -> bool:
+        path = f"{PREFIX}/share-status/{read.share.round_id.hex()}/{read.nullifier.hex()}"
         response = await self._http.get(self._target + path)
         return bool(response.json()["status"] == "confirmed")
 
-    async def _send_again(self, read: ReadShare) -> None:
+    async def _send_again(self, read: CheckedShare) -> None:
         while not await self._is_counted(read):
             await asyncio.sleep(0.2)
         await self._reveal(read, RESEND_SECONDS)
 
-    async def _reveal(self, read: ReadShare, delay_seconds: float) -> None:
+    async def _reveal(self, read: CheckedShare, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
-        url = f"{self._chain_url}{PREFIX}/commitment-tree/{read.round_id.hex()}/latest"
+        share = read.share
+        url = f"{self._chain_url}{PREFIX}/commitment-tree/{share.round_id.hex()}/latest"
         tree = (await self._http.get(url)).json()["tree"]
         statement = proofs.Statement(
             read.nullifier,
-            read.c1,
-            read.c2,
-            read.proposal_id,
-            read.vote_decision,
+            share.c1,
+            share.c2,
+            share.proposal_id,
+            share.vote_decision,
             base64.b64decode(tree["root"]),
-            read.round_id,
+            share.round_id,
         )
         message = {
             "share_nullifier": _b64(read.nullifier),
-            "enc_share": _b64(read.c1 + read.c2),
-            "proposal_id": read.proposal_id,
-            "vote_decision": read.vote_decision,
+            "enc_share": _b64(share.c1 + share.c2),
+            "proposal_id": share.proposal_id,
+            "vote_decision": share.vote_decision,
             "proof": _b64(create_stand_in_proof(statement)),
-            "vote_round_id": _b64(read.round_id),
+            "vote_round_id": _b64(share.round_id),
             "vote_comm_tree_anchor_height": tree["height"],
         }
         await self._http.post(f"{self._chain_url}{PREFIX}/reveal-share", json=message)
@@ -408,8 +413,9 @@ def _wrap_integers(body: bytes) -> bytes:
     return json.dumps(fields).encode()
 
 
-def _key(read: ReadShare) -> tuple[object, ...]:
-    return (read.round_id.hex(), read.share_index, read.proposal_id, read.tree_position)
+def _key(read: CheckedShare) -> tuple[object, ...]:
+    share = read.share
+    return (share.round_id.hex(), share.share_index, share.proposal_id, share.tree_position)
 
 
 def _read_key(body: bytes) -> tuple[object, ...] | None:

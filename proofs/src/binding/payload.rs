@@ -31,9 +31,11 @@ pub fn read_shares<'py>(
 
 /// The fields of `proofs.ReadShare`.
 fn row<'py>(py: Python<'py>, share: &Payload) -> PyResult<Bound<'py, PyTuple>> {
-    let values = share.values().map(|value| match value {
+    let posted = share.posted().map(|value| match value {
         Value::Integer(value) => value.into_pyobject(py).map(Bound::into_any),
         Value::Bytes(value) => Ok(bytes(py, value).into_any()),
     });
-    PyTuple::new(py, values.into_iter().collect::<Result<Vec<_>, _>>()?)
+    let posted = PyTuple::new(py, posted.into_iter().collect::<Result<Vec<_>, _>>()?)?;
+    let vote_commitment = bytes(py, share.vote_commitment);
+    (posted, vote_commitment, bytes(py, share.nullifier)).into_pyobject(py)
 }

@@ -21,6 +21,7 @@ import proofs
 from conformance.checks import CheckResult
 from conformance.runner import CHECKS
 from conformance.shares import TestShare, decode32, encode, seal, shares_of
+from helper.core.share import Share
 from tests.support.clock import ScaledClock
 from tests.support.conformance import describe_failures, run_kit, serve_app
 from tests.support.original_helper import MAX_BODY_BYTES, Leaf, OriginalHelper
@@ -137,15 +138,15 @@ class StrictHelper:
         body = await request.body()
         self.bodies.append(body)
         read = proofs.read_shares([body])[0]
-        if isinstance(read, proofs.InvalidShare) or len(body) > 1 << 20 or not self._is_of_vote(read):
+        if isinstance(read, proofs.InvalidShare) or len(body) > 1 << 20 or not self._is_of_vote(Share(*read.posted)):
             return JSONResponse({"status": "error", "error": self.refusal}, self.status, self.headers)
         word = "duplicate" if read.nullifier in self.stored else "queued"
         self.stored.add(read.nullifier)
         return JSONResponse({"status": word}, headers=self.headers)
 
-    def _is_of_vote(self, read: proofs.ReadShare) -> bool:
-        vote = (read.round_id.hex(), read.shares_hash, read.proposal_id, read.vote_decision)
-        return self.file.leaves.get(read.tree_position) == vote and read.submit_at <= self.file.end
+    def _is_of_vote(self, share: Share) -> bool:
+        vote = (share.round_id.hex(), share.shares_hash, share.proposal_id, share.vote_decision)
+        return self.file.leaves.get(share.tree_position) == vote and share.submit_at <= self.file.end
 
 
 def is_readable(body: bytes, share: TestShare) -> bool:

@@ -20,7 +20,7 @@ from helper.store.models import EnqueueResult
 from helper.store.shares import EnqueueOperation
 from proofs import InvalidReason, InvalidShare, ReadShare
 from tests.support.partial_store import PartialStore
-from tests.support.payloads import decode_share
+from tests.support.payloads import as_read_share, decode_share
 
 _LINES = (Path(__file__).parents[2] / "recorded" / "round" / "shares.jsonl").read_bytes().splitlines()
 PAYLOADS: list[dict[str, Any]] = [json.loads(line) for line in _LINES]
@@ -202,7 +202,7 @@ class FakeChecks:
             return result
         if self.error is not None:
             raise self.error
-        return self.invalid or decode_share(body, vote_commitment=COMMITMENT, nullifier=NULLIFIER)
+        return self.invalid or as_read_share(decode_share(body), vote_commitment=COMMITMENT, nullifier=NULLIFIER)
 
 
 def parse_share(body: bytes) -> Share:

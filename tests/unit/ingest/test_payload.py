@@ -68,10 +68,6 @@ def test_recorded_payload_keeps_all_values(recorded: dict[str, Any]) -> None:
     )
 
 
-def test_native_result_has_the_fields_of_the_table() -> None:
-    assert proofs.ReadShare._fields == (*(field.name for field in SHARE_FIELDS), "vote_commitment", "nullifier")
-
-
 def make_values(field: ShareField) -> Iterator[Any]:
     """Values of all types, and those at the limits of the field."""
     yield from (ABSENT, None, True, 1.5, "1", [], {}, -1, 0, 1)

@@ -17,10 +17,10 @@ import pytest
 import proofs
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
-from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, ShareValidator, invalid_share
+from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, ShareValidator, checked_share, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 from tests.campaign.mutations import PayloadMutator
-from tests.support.payloads import decode_share
+from tests.support.payloads import as_read_share, decode_share
 from tests.unit.ingest.admission_fixtures import (
     COMMITMENT,
     NULLIFIER,
@@ -42,10 +42,10 @@ def changed_payload(**changes: Any) -> bytes:
 
 def decoded(posted: bytes) -> ReadShare:
     """The share of a valid body; its ids are computed from the single hashes."""
-    share = decode_share(posted, vote_commitment=b"", nullifier=b"")
+    share = decode_share(posted)
     commitment = proofs.vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
     nullifier = proofs.share_nullifier(commitment, share.share_index, share.primary_blind)
-    return share._replace(vote_commitment=commitment, nullifier=nullifier)
+    return as_read_share(share, vote_commitment=commitment, nullifier=nullifier)
 
 
 def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
@@ -83,7 +83,8 @@ def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[
     (read,) = proofs.read_shares([posted])
     assert isinstance(read, ReadShare)
     assert read == decoded(posted)
-    assert {name: getattr(read, name) for name in fields} == fields
+    share = checked_share(read).share
+    assert {name: getattr(share, name) for name in fields} == fields
     assert "ReadShare(…)" in repr([read]), "no part of a witness is shown"
 
 

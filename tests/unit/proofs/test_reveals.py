@@ -70,7 +70,7 @@ def test_verify_accepts_proof_of_its_statement(reveal: ProvenReveal) -> None:
 
 def test_repr_contains_no_share_data(reveal: ProvenReveal) -> None:
     statement = reveal.statement
-    read = proofs.ReadShare(0, statement.c1, statement.c2, b"", 0, 0, 0, 0, b"", b"", b"", b"", statement.nullifier)
+    read = proofs.ReadShare((0, statement.c1, statement.c2), b"", statement.nullifier)
     proof_result = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
     text = f"{statement!r} {read!r} {proof_result!r}"
     for value in (statement.nullifier, statement.c1, statement.c2, reveal.proof):
