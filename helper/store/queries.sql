@@ -240,12 +240,10 @@ DELETE FROM round_keys WHERE no = ?;
 
 -- ---------------------------------------------------------------- operators
 
--- Lists read the times of a share from its witness, which is in their fourth column. They do not read an unreadable row
--- (state -1).
+-- Lists do not read an unreadable row (state -1).
 
 -- name: list_waiting
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
+SELECT k.round_id, {share}, s.id IN (SELECT share_id FROM damaged)
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND s.state = 0
   AND s.due_ms < :due_before_ms AND (s.stage = :stage OR :stage IS NULL)
@@ -253,8 +251,7 @@ WHERE s.round_no = (SELECT no FROM round_keys WHERE round_id = :round_id) AND s.
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
 -- name: list_in_progress
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged)
+SELECT k.round_id, {share}, s.id IN (SELECT share_id FROM damaged)
 FROM shares s JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = :state AND (k.round_id = :round_id OR :round_id IS NULL)
   AND s.due_ms < :due_before_ms AND (s.stage = :stage OR :stage IS NULL)
@@ -262,8 +259,7 @@ WHERE s.state <> 0 AND s.state = :state AND (k.round_id = :round_id OR :round_id
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
 -- name: shares_by_prefix
-SELECT s.mac, k.round_id, s.state, s.witness, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
-  s.id IN (SELECT share_id FROM damaged), s.id, r.vote_end_time
+SELECT k.round_id, {share}, s.id IN (SELECT share_id FROM damaged), r.vote_end_time
 FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
 WHERE s.mac BETWEEN ? AND ? LIMIT 2;
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_type_hints
 
 from helper.core.share import ShareState
 from helper.store.audit_log import ActionRow, read_action
@@ -27,41 +29,40 @@ from helper.store.models import (
 from helper.store.table_rows import (
     ROW_CHECK_KEY,
     Column,
+    RevealRow,
     RoundKeyRow,
+    ShareRow,
     read_key,
     read_meta_value,
     read_rounds,
     share_ref,
 )
-from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader
+from helper.store.transaction import UNREADABLE_SHARE, Params, RowReader, StoredShare
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 UNREADABLE_NOTE: Final = "the row cannot be read: it is damaged on disk"
 _NO_LIMIT_MS: Final = 2**62
 _MAC_CHARS: Final = 64
 _DAY_SECONDS: Final = 86_400
-_COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, int, str, str)
-"""Types of the columns of an entry in an undamaged row."""
+
+DocumentT = TypeVar("DocumentT", bound="DataclassInstance")
 
 
-class ListedShare(NamedTuple):
-    """A live share as the queries of this module return it.
+def _field_types(kind: type) -> dict[str, tuple[type, ...]]:
+    """Return the types of a class's fields; two if a field may be None."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
 
-    In a damaged row, any column may have any value. Only the query `shares_by_prefix` returns the last two columns.
-    """
 
-    mac: bytes
-    round_id: bytes
-    state: int
-    submit_at: int
-    received_ms: int
-    due_ms: int
-    attempts: int
-    crashes: int
-    stage: str
-    note: str
-    is_quarantined: int
-    id: int = 0
-    vote_end_time: int | None = None
+_COLUMN_TYPES: Final = _field_types(ShareRow)
+"""Types of the columns of an undamaged row."""
+_EMPTY_ENTRY: Final = QueueEntry(**{name: types[0]() for name, types in _field_types(QueueEntry).items()})
+
+
+def _create(document: type[DocumentT], values: Mapping[str, Any]) -> DocumentT:
+    """Create a document of those values that have the names of its fields."""
+    return document(**{field.name: values[field.name] for field in fields(document)})
 
 
 def to_query_params(query: QueueFilter) -> dict[str, Column]:
@@ -72,38 +73,37 @@ def to_query_params(query: QueueFilter) -> dict[str, Column]:
     }
 
 
-def _is_malformed(row: ListedShare) -> bool:
+def _is_malformed(row: ShareRow) -> bool:
     """Return whether a row has a column of the wrong type or an unknown state."""
-    well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
+    well_typed = all(type(value) in expected for value, expected in zip(row, _COLUMN_TYPES.values(), strict=True))
     return not well_typed or row.state not in set(ShareState)
 
 
-def to_queue_entry(row: ListedShare) -> QueueEntry:
-    """Return the list entry of a row. For a malformed row, it contains only the reference and the state."""
+def to_queue_entry(stored: StoredShare) -> QueueEntry:
+    """Return the list entry of a row. For a malformed row, it contains only the reference and the state.
+
+    Fields of the entry that are named like a column, or an integer of the share, are copied.
+    """
+    row = stored.row
     if _is_malformed(row):
         return _make_damaged_entry(
             share_ref(row.mac) if isinstance(row.mac, bytes) else "",
             row.round_id if isinstance(row.round_id, bytes) else b"",
             ShareState(row.state) if row.state in set(ShareState) else ShareState.WAITING,
         )
-    return QueueEntry(
-        ref=share_ref(row.mac),
-        round=row.round_id.hex(),
-        state=ShareState(row.state).json_name,
-        submit_at=row.submit_at,
-        due=row.due_ms / 1000,
-        attempts=row.attempts,
-        crashes=row.crashes,
-        stage=row.stage,
-        note=row.note,
-        damaged=bool(row.is_quarantined),
-    )
+    values = {
+        "ref": share_ref(row.mac),
+        "round": row.round_id.hex(),
+        "state": ShareState(row.state).json_name,
+        "due": row.due_ms / 1000,
+        "damaged": stored.is_quarantined,
+    }
+    return _create(QueueEntry, {**row._asdict(), **row.integers, **values})
 
 
 def _make_damaged_entry(ref: str, round_id: bytes, state: ShareState) -> QueueEntry:
-    return QueueEntry(
-        ref, round_id.hex(), state.json_name, 0, 0.0, 0, 0, stage="damaged", note=UNREADABLE_NOTE, damaged=True
-    )
+    entry = replace(_EMPTY_ENTRY, ref=ref, round=round_id.hex(), state=state.json_name)
+    return replace(entry, stage="damaged", note=UNREADABLE_NOTE, damaged=True)
 
 
 def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
@@ -148,7 +148,7 @@ class QueueReader:
             if query.state in {None, state}:
                 queries.append(("list_in_progress", {**params, "round_id": query.round_id, "state": state.value}))
         rows = await self._operator_reader.fetch_snapshot(queries)
-        entries = [to_queue_entry(ListedShare(*row)) for row in rows]
+        entries = [to_queue_entry(StoredShare(*row)) for row in rows]
         unreadable = [share for share in await self.list_damaged() if share == UNREADABLE_SHARE]
         entries += [_make_damaged_entry("", b"", ShareState.WAITING) for _ in unreadable]
         return sorted(entries, key=lambda entry: (entry.due, entry.ref))[:limit]
@@ -162,22 +162,23 @@ class QueueReader:
         rows = [] if bounds is None else await self._operator_reader.fetch("shares_by_prefix", bounds)
         if len(rows) != 1:
             return None
-        share = ListedShare(*rows[0])
+        *columns, vote_end_time = rows[0]
+        stored = StoredShare(*columns)
+        share = stored.row
         history = tuple(
             HistoryEntry(at_ms, stage, note, bool(counted))
             for at_ms, stage, note, counted in await self._operator_reader.fetch("history", (share.id,))
         )
-        entry = to_queue_entry(share)
         rows = await self._operator_reader.fetch("reveal", (share.id,)) if share.state == ShareState.SENT else []
         transactions = [
-            TransactionRow(tx_hash.hex().upper(), anchor_height, circuit, *sends[:5])
-            for _, _, tx_hash, anchor_height, circuit, _, *sends in rows
-            if tx_hash
+            _create(TransactionRow, {**reveal._asdict(), "hash": reveal.tx_hash.hex().upper()})
+            for reveal in (RevealRow(*row) for row in rows)
+            if reveal.tx_hash
         ]
         return ShareDetails(
-            entry=entry,
+            entry=to_queue_entry(stored),
             received_ms=share.received_ms,
-            vote_end_time=share.vote_end_time,
+            vote_end_time=vote_end_time,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
             transaction=transactions[0] if transactions else None,

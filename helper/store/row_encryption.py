@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from helper.store.null_cipher import DecryptionError, NullCipher
-from helper.store.table_rows import HASH_BYTES, RevealRow, RoundKeyRow, Row, ShareRow, read_times
+from helper.store.table_rows import HASH_BYTES, RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.transaction import Params
 
 if TYPE_CHECKING:  # loading the cipher takes time, and most files have no key
@@ -63,16 +63,16 @@ class RowEncryption:
             "live_share": self._decrypt_share,
             "all_shares": self._decrypt_share,
             "page_shares": self._decrypt_sent_reveal,
-            "stored_shares": lambda columns: (self._decrypt_share(columns[:-1]), bool(columns[-1])),
+            "stored_shares": self._decrypt_stored_share,
             "reveal": self._decrypt_reveal,
             "round_key": self._decrypt_round_key,
             "round_keys": self._decrypt_round_key,
             "page_round_keys": self._decrypt_round_key,
             "unconfirmed": self._decrypt_sent_reveal,
             "sent_reveal": self._decrypt_sent_reveal,
-            "list_waiting": self._decrypt_listed_share,
-            "list_in_progress": self._decrypt_listed_share,
-            "shares_by_prefix": self._decrypt_listed_share,
+            "list_waiting": self._decrypt_stored_share,
+            "list_in_progress": self._decrypt_stored_share,
+            "shares_by_prefix": self._decrypt_stored_share,
         }
 
     @property
@@ -148,10 +148,10 @@ class RowEncryption:
         share, reveal = columns[:_SHARE_WIDTH], columns[_SHARE_WIDTH:_SHARE_AND_REVEAL_WIDTH]
         return (*self._decrypt_share(share), *self._decrypt_reveal(reveal), *columns[_SHARE_AND_REVEAL_WIDTH:])
 
-    def _decrypt_listed_share(self, columns: Row) -> Row:
-        """Replace the witness of a `ListedShare` with the times that it contains. Nothing else of it is decoded."""
-        mac, round_id, state, sealed, *others = columns
-        return (mac, round_id, state, *read_times(self._open(sealed)), *others)
+    def _decrypt_stored_share(self, columns: Row) -> Row:
+        """Decrypt a row with the columns of a `StoredShare`, and other columns."""
+        is_quarantined, *others = columns[_SHARE_WIDTH:]
+        return (self._decrypt_share(columns[:_SHARE_WIDTH]), bool(is_quarantined), *others)
 
 
 UNENCRYPTED: Final = RowEncryption()

@@ -61,6 +61,7 @@ class RoundKeyRow(NamedTuple):
 _STORED: Final = [(field.name, field.type.row_format) for field in SHARE_FIELDS if field.name != "round_id"]
 _INTEGERS: Final = {name: width for name, width in _STORED if not width.endswith("s")}
 _BYTES: Final = {name: width for name, width in _STORED if width.endswith("s")}
+_INTEGER_NAMES: Final = ("received_ms", *_INTEGERS)
 WITNESS_FORMATS: Final = {"received_ms": "q", **_INTEGERS, "nullifier": f"{HASH_BYTES}s", **_BYTES}
 """The fields of the witness in `ShareRow`, in its order, and their formats as in `struct`.
 
@@ -70,7 +71,6 @@ _NUMBERS: Final = struct.Struct(">q" + "".join(_INTEGERS.values()))
 _WITNESS: Final = struct.Struct(">" + "".join(WITNESS_FORMATS.values()))
 _NULLIFIER: Final = slice(_NUMBERS.size, _NUMBERS.size + HASH_BYTES)
 _DECODED: Final = [*WITNESS_FORMATS, "round_id"]
-_SUBMIT_AT: Final = _DECODED.index("submit_at")
 _get_integers: Final = attrgetter(*_INTEGERS)
 _get_bytes: Final = attrgetter(*_BYTES)
 _select_posted: Final = itemgetter(*(_DECODED.index(field.name) for field in SHARE_FIELDS))
@@ -103,14 +103,6 @@ def read_extra(witness: bytes) -> tuple[str, bytes]:
     others = witness[_WITNESS.size :]
     kind_end = 1 + others[0] if others else 0
     return others[1:kind_end].decode(), others[kind_end:]
-
-
-def read_times(witness: bytes) -> tuple[int, int]:
-    """Return `submit_at` and `received_ms`, -1 if the witness is damaged. Decodes nothing else."""
-    if len(witness) < _WITNESS.size:
-        return -1, -1
-    numbers = _NUMBERS.unpack_from(witness)
-    return numbers[_SUBMIT_AT], numbers[0]
 
 
 class ShareRow(NamedTuple):
@@ -154,20 +146,26 @@ class ShareRow(NamedTuple):
         return self.witness[_NULLIFIER]
 
     @property
+    def integers(self) -> dict[str, int]:
+        """The integers of the witness by name, -1 if it is damaged. Decodes nothing else."""
+        if len(self.witness) < _WITNESS.size:
+            return dict.fromkeys(_INTEGER_NAMES, -1)
+        return dict(zip(_INTEGER_NAMES, _NUMBERS.unpack_from(self.witness), strict=True))
+
+    @property
     def submit_at(self) -> int:
         """The time that the wallet has set, -1 if the witness is damaged."""
-        return read_times(self.witness)[0]
+        return self.integers["submit_at"]
 
     @property
     def received_ms(self) -> int:
         """Unix milliseconds of the share's arrival, -1 if the witness is damaged."""
-        return read_times(self.witness)[1]
+        return self.integers["received_ms"]
 
     @property
     def first_due_ms(self) -> int:
         """Unix milliseconds at which the first attempt was due: `submit_at`, or the arrival if that was later."""
-        submit_at, received_ms = read_times(self.witness)
-        return max(submit_at * 1000, received_ms)
+        return max(self.submit_at * 1000, self.received_ms)
 
     @property
     def share(self) -> Share:
