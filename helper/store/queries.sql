@@ -19,10 +19,7 @@ ORDER BY r.created_at_height, r.round_no;
 
 -- name: save_round
 INSERT INTO rounds ({round_columns}) VALUES ({round_values})
-ON CONFLICT (round_no) DO UPDATE SET
-  status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
-  proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
-  alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
+ON CONFLICT (round_no) DO UPDATE SET {round_changes};
 
 -- name: counts
 SELECT k.round_id, c.state, CAST(sum(c.n) AS BIGINT) FROM counters c JOIN round_keys k ON k.no = c.round_no
@@ -176,10 +173,7 @@ WHERE decide_height > :height
 ORDER BY decide_height LIMIT :limit;
 
 -- name: change_reveal
-UPDATE reveals SET
-  sends = :sends, first_sent_height = :first_sent_height, last_sent_height = :last_sent_height,
-  last_endpoint = :last_endpoint, last_outcome = :last_outcome, decide_height = :decide_height, row_check = :row_check
-WHERE share_id = :share_id;
+UPDATE reveals SET {reveal_changes} WHERE share_id = :share_id;
 
 -- name: drop_reveal
 DELETE FROM reveals WHERE share_id = ?;

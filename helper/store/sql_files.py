@@ -3,7 +3,7 @@
 Statements name their columns, because a migration adds a column at the end of a table. The names of the columns of
 shares, messages and rounds stand once, in the code: `{share}`, `{reveal}` and `{round}` in a statement are the columns
 of the tables with the aliases s, m and r; `{share_columns}`, `{share_values}` and the like are for an INSERT,
-`{share_arrays}` for one of many rows on PostgreSQL, and `{share_changes}` for an UPDATE.
+`{share_arrays}` for one of many rows on PostgreSQL, and `{share_changes}` and the like for an UPDATE.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ _NAME_PREFIX = "-- name: "
 _NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
 _ARRAY_TYPES = {int: "bigint[]", int | None: "bigint[]", bytes: "bytea[]", str: "text[]"}
 _COLUMN_TYPES = {**get_type_hints(ShareRow), "tag": bytes}
-_CHANGING_COLUMNS = ShareRow._fields[ShareRow._fields.index("state") :]
+_SHARE_CHANGES = SHARE_COLUMNS[SHARE_COLUMNS.index("state") :]
+_REVEAL_CHANGES = REVEAL_COLUMNS[REVEAL_COLUMNS.index("sends") :]
 _COLUMNS = {
     "{share}": ", ".join(f"s.{column}" for column in SHARE_COLUMNS),
     "{reveal}": ", ".join(f"m.{column}" for column in REVEAL_COLUMNS),
     "{round}": ", ".join(f"r.{column}" for column in RoundRow._fields),
     "{round_columns}": ", ".join(RoundRow._fields),
     "{round_values}": ", ".join("?" * len(RoundRow._fields)),
+    "{round_changes}": ", ".join(f"{column} = excluded.{column}" for column in RoundRow._fields[1:]),
     "{share_columns}": ", ".join(SHARE_COLUMNS),
     "{share_arrays}": ", ".join(f"%s::{_ARRAY_TYPES[_COLUMN_TYPES[column]]}" for column in SHARE_COLUMNS),
-    "{share_changes}": ", ".join(f"{column} = :{column}" for column in _CHANGING_COLUMNS),
+    "{share_changes}": ", ".join(f"{column} = :{column}" for column in _SHARE_CHANGES),
     "{share_values}": ", ".join("?" * len(SHARE_COLUMNS)),
     "{reveal_columns}": ", ".join(REVEAL_COLUMNS),
     "{reveal_values}": ", ".join("?" * len(REVEAL_COLUMNS)),
+    "{reveal_changes}": ", ".join(f"{column} = :{column}" for column in _REVEAL_CHANGES),
 }
 _COLUMNS_KEY = re.compile(r"\{\w+\}")
 _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
