@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,7 +24,7 @@ from helper.core.share import ShareState
 from helper.core.text_forms import format_duration, format_time
 from helper.runtime.process_security import harden_process
 from helper.server import operator_parameters
-from helper.store.models import MIN_REF_CHARS
+from helper.store.models import MIN_REF_CHARS, QueueEntry
 
 # A string, because the operator API validates the number and reports invalid ones.
 LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number of rows.")]
@@ -168,10 +169,13 @@ _DATE_CHARS = len("2026-01-01")
 MOVED_TEXT = "already moved to another helper (if it lost them: `queue retry --stage moved`)"
 _SHOWN_STATS = frozenset({"source", "total", "rounds", "failed", "failed_before", "damaged", "service"})
 """The parts of `queue stats` that are not shown as a name and a value."""
+_SHOWN_FIELDS = frozenset({"ref", "round", "state", "submit_at", "due", "attempts", "stage", "note", "damaged"})
+"""The same for the fields of a share in `queue show`."""
 _VALUE_NAMES = {
     "block_age": "seconds since the newest block",
     "clock_skew": "clock minus chain, seconds",
     "confirmation": "time to confirmation",
+    "crashes": "prover crashes",
     "database_skew": "database minus clock, seconds",
     "in_hand": "shares being proven or sent",
     "intake_paused": "accepting paused",
@@ -190,7 +194,10 @@ _VALUE_NAMES = {
     "tree_lag": "blocks not in the trees yet",
     "unread_blocks": "older blocks not read yet",
 }
-"""Names of values of the running helper (`ServiceState`). Others are shown with spaces instead of `_` and `.`."""
+"""Names of values of a share (`QueueEntry`) and of the running helper (`ServiceState`).
+
+Others are shown with spaces instead of `_` and `.`.
+"""
 _VALUE_GROUPS = {"checks": "check", "counts": "since the start:", "endpoints": "node", "recent_failures": "failure"}
 
 
@@ -234,7 +241,11 @@ def print_share(response: Mapping[str, Any]) -> None:
         ("submit at (UTC)", format_time(response["submit_at"]) if response["submit_at"] else "immediately"),
         ("due (UTC)", format_time(response["due"])),
         ("attempts", f"{response['attempts']} ({spent})" if spent else response["attempts"]),
-        ("prover crashes", response["crashes"]),
+        *(
+            (_value_name(each.name), _format_value(response[each.name]))
+            for each in fields(QueueEntry)
+            if each.name not in _SHOWN_FIELDS
+        ),
     ]
     if response["state"] == ShareState.WAITING.json_name:
         next_attempt = response["next_attempt"]
@@ -362,7 +373,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _value_name(name: str) -> str:
-    """Return the name of a flattened value of the running helper, for people."""
+    """Return the name of a value of a share, or a flattened one of the running helper, for people."""
     group, _, item = name.partition(".")
     if group in _VALUE_GROUPS and item:
         return f"{_VALUE_GROUPS[group]} {item if group == 'endpoints' else _to_words(item)}"
