@@ -87,41 +87,33 @@ def longest_wait(headers: Sequence[tuple[bytes, bytes]]) -> float:
 
 
 class WaitingShares:
-    """Slots of shares that wait for the chain.
+    """Slots of shares that wait for the chain. When no slot is free, the share that has waited longest is given up.
 
-    When no slot is free, the share that has waited longest of the patient ones, which may wait longer than
-    `MAX_WAIT_SECONDS`, is given up for one that is not patient: a long wait takes no slot from others.
+    A flood of shares thus shortens the waits. If it were refused instead, so would be almost all others.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._patient: dict[anyio.CancelScope, None] = {}  # those that can be given up, in order
-        self._others: dict[anyio.CancelScope, None] = {}
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._patient) + len(self._others) >= self._capacity
+        self._scopes: dict[anyio.CancelScope, None] = {}  # in order
 
     @contextmanager
-    def hold(self, *, is_patient: bool) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold a slot.
 
         Raises:
-            TemporaryRefusal: no slot is free, or the slot was given to another share.
+            TemporaryRefusal: the slot was given to another share.
         """
-        if self._is_full and self._patient and not is_patient:
-            longest = next(iter(self._patient))
-            del self._patient[longest]
+        scope = anyio.CancelScope()
+        self._scopes[scope] = None
+        if len(self._scopes) > self._capacity:
+            longest = next(iter(self._scopes))
+            del self._scopes[longest]
             longest.cancel()
-        if self._is_full:
-            raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
-        scope, waiting = anyio.CancelScope(), self._patient if is_patient else self._others
-        waiting[scope] = None
         try:
             with scope:
                 yield
         finally:
-            waiting.pop(scope, None)
+            self._scopes.pop(scope, None)
         if scope.cancelled_caught:
             raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
 
@@ -269,10 +261,9 @@ class AdmissionController:
         share = checked.share
         if self._is_paused(share):
             return refusal
-        is_patient = wait_seconds > MAX_WAIT_SECONDS
-        with self._waiting.hold(is_patient=is_patient):
+        with self._waiting.hold():
             now = self.clock.monotonic()
-            is_repeat = is_patient and not self._waited.remember(share.key, now)
+            is_repeat = wait_seconds > MAX_WAIT_SECONDS and not self._waited.remember(share.key, now)
             deadline = now + (MAX_WAIT_SECONDS if is_repeat else wait_seconds)
             while True:
                 # Something may have changed since the refusal, and a wait sees only what changes later.
