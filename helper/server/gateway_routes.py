@@ -382,8 +382,10 @@ class _PageReads:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await turn
+                # A client that leaves does not end a read that others wait for: each would begin it anew.
                 async with read.lock:
-                    response = await self._get_response(read, forward, stack)
+                    with anyio.CancelScope(shield=len(read.turns) > 1) as read.scope:
+                        response = await self._get_response(read, forward, stack)
                 self._end_turn(read, turn)
                 yield response
         finally:
@@ -455,6 +457,8 @@ class _PageReads:
     def _end_turn(self, read: _Read, turn: asyncio.Future[None]) -> None:
         """End the part of one request in a read. The read ends with the last one."""
         read.turns.pop(turn, None)
+        if len(read.turns) <= 1:
+            read.scope.shield = False
         if not read.turns:
             self._running.pop(read, None)
             if self._waiting.get(read.target) is read:
@@ -471,6 +475,7 @@ class _Read:
             begins; its error is that another request has taken the place.
         users: number of requests that have not ended.
         lock: held by the request that reads.
+        scope: of this request while it reads; shielded while others wait for the response.
         outcome: the complete response, or the error; None before, or if it is not shared.
         shared_bytes: bytes of the response that are in memory.
     """
@@ -479,6 +484,7 @@ class _Read:
     turns: dict[asyncio.Future[None], Callable[[], None]] = field(default_factory=dict)
     users: int = 0
     lock: anyio.Lock = field(default_factory=anyio.Lock)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     outcome: StreamedResponse | ChainError | None = None
     shared_bytes: int = 0
 

@@ -492,18 +492,36 @@ async def test_gateway_pages_of_leaves_wait_for_their_turn_and_equal_ones_share_
         assert requested_heights(node) == reads
 
 
-async def test_gateway_shared_page_of_leaves_is_read_again_after_its_reader_left(http: httpx.AsyncClient) -> None:
-    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, max_leaves=1) as (base, _):
-        node.writers_by_path[f"{LEAVES}?from_height=1"] = node.writers_by_path[f"{LEAVES}?from_height=2"] = (
-            write_nothing
-        )
+async def test_gateway_shared_page_of_leaves_is_read_once_though_its_reader_leaves() -> None:
+    answered = asyncio.Event()
+
+    async def write_late(writer: asyncio.StreamWriter) -> None:
+        await answered.wait()
+        await write_small(writer)
+
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, max_leaves=1) as (base, gateway):
+        node.writers_by_path[f"{LEAVES}?from_height=1"] = write_nothing
+        node.writers_by_path[f"{LEAVES}?from_height=2"] = write_late
+        async with requested_pages(base, node, 1, 2, 2, 2) as (first, reader, left, other):
+            first.cancel()
+            await wait_until(lambda: requested_heights(node) == [1, 2])
+            reader.cancel()
+            left.cancel()
+            await wait_until(lambda: len(gateway._active) == 2)
+            answered.set()
+            assert (await other).status_code == 200
+        assert requested_heights(node) == [1, 2]
+
+
+async def test_gateway_shared_page_of_leaves_ends_when_all_have_left() -> None:
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, max_leaves=1) as (base, gateway):
+        node.write_response = write_nothing
         async with requested_pages(base, node, 1, 2, 2) as (first, reader, other):
             first.cancel()
             await wait_until(lambda: requested_heights(node) == [1, 2])
-            del node.writers_by_path[f"{LEAVES}?from_height=2"]
             reader.cancel()
-            assert (await other).status_code == 200
-        assert requested_heights(node) == [1, 2, 2]
+            other.cancel()
+            await wait_until(lambda: not gateway._active)
 
 
 async def test_gateway_page_of_leaves_that_takes_long_is_aborted_for_another(http: httpx.AsyncClient) -> None:
