@@ -45,6 +45,8 @@ By default they grow to several megabytes, and a few hundred clients that read n
 gigabyte of the kernel. 32 KiB still receive 1 MiB in 20 s over a satellite (0.6 s there and back). With 16 KiB, less
 than one segment of the loopback interface, a proxy on this machine would wait for a timer between two segments.
 """
+UNIX_SEND_BUFFER_BYTES: Final = 8 << 10
+"""The same of a unix socket, where `KERNEL_UNSENT_BYTES` has no effect and all of the buffer may be unread."""
 KERNEL_UNSENT_BYTES: Final = 4 << 10
 """Bytes of a response that the kernel takes of a TCP connection beyond those that the client's window admits.
 

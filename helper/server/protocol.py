@@ -102,6 +102,7 @@ from helper.server.connection_limits import (
     READ_BYTES,
     RECEIVE_BUFFER_BYTES,
     SEND_BUFFER_BYTES,
+    UNIX_SEND_BUFFER_BYTES,
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
@@ -555,9 +556,11 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         # writing pauses, and so the bytes are counted, as soon as the kernel's buffer is full
         transport.set_write_buffer_limits(high=0)
         sock: socket.socket = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        is_unix = sock.family == socket.AF_UNIX
+        send_buffer = UNIX_SEND_BUFFER_BYTES if is_unix else SEND_BUFFER_BYTES
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        if sock.family != socket.AF_UNIX:
+        if not is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES)
         self.addresses = _read_addresses(sock)
         if listener.trusted_networks and self.addresses.client is not None:

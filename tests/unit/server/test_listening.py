@@ -29,6 +29,7 @@ from helper.server.connection_limits import (
     MAX_CLOSING,
     RECEIVE_BUFFER_BYTES,
     SEND_BUFFER_BYTES,
+    UNIX_SEND_BUFFER_BYTES,
     ConnectionEvictor,
     ConnectionLimits,
     ConnectionProgress,
@@ -597,7 +598,8 @@ async def test_connection_kernel_buffers_are_bounded(
             assert await asyncio.get_running_loop().sock_recv(client, 1)
         server.stop()
         await task
-    assert sizes == [2 * SEND_BUFFER_BYTES, 2 * RECEIVE_BUFFER_BYTES] + [KERNEL_UNSENT_BYTES] * (not is_unix)
+    send_buffer = UNIX_SEND_BUFFER_BYTES if is_unix else SEND_BUFFER_BYTES
+    assert sizes == [2 * send_buffer, 2 * RECEIVE_BUFFER_BYTES] + [KERNEL_UNSENT_BYTES] * (not is_unix)
 
 
 async def connect_stalled(port: int, requests: int = 1, source: str = "127.0.0.1") -> socket.socket:
