@@ -74,14 +74,16 @@ class NodeSource:
     Args:
         nodes: the nodes, which must have been probed.
         round_id: 32 bytes.
+        node: the only node whose documents are read; None for all.
     """
 
     has_all_blocks = True
 
-    def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes) -> None:
+    def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes, node: Node | None = None) -> None:
         self._nodes = nodes
         self._node_pool = nodes.node_pool
         self._round_id = round_id
+        self._node = node
         self._leaves: list[LeafBlock] | None = None
 
     async def document(self, name: str) -> object:
@@ -125,7 +127,7 @@ class NodeSource:
             for decision in options
             for index in facts.indices.values()
         )
-        for node in self._nodes.select(self._node_pool.usable_rpc_nodes):
+        for node in [node for node in self._node_pool.usable_rpc_nodes if self._node in (None, node)]:
             assert node.rpc is not None
             rpc = node.rpc
 
@@ -155,7 +157,7 @@ class NodeSource:
 
     async def _call_once(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         try:
-            return await self._nodes.call(fn)
+            return await self._nodes.call(fn, node=self._node)
         except ChainUnavailable:
             raise
         except ChainError as error:
@@ -193,7 +195,7 @@ class NodeSource:
         heads: list[dict[str, object]] = []
         for attempt in range(_HEAD_ATTEMPTS):
             heads = []
-            nodes = self._nodes.select(self._node_pool.usable_nodes)
+            nodes = [node for node in self._node_pool.usable_nodes if self._node in (None, node)]
             for node in nodes:
                 with suppress(ChainError):
                     head = await self._read_head(node, height)
@@ -303,7 +305,7 @@ class AgreedSource(NodeSource):
 
     def __init__(self, nodes: ReadOnlyNodePool, round_id: bytes) -> None:
         super().__init__(nodes, round_id)
-        self._sources = {node: NodeSource(nodes.only(node), round_id) for node in nodes.node_pool.nodes}
+        self._sources = {node: NodeSource(nodes, round_id, node) for node in nodes.node_pool.nodes}
         self._differing: set[str] = set()
 
     async def document(self, name: str) -> object:

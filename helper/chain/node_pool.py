@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from copy import copy
 from typing import Final, TypeVar
 
 import httpx
@@ -578,25 +577,17 @@ class ReadOnlyNodePool:
         for client in self._clients.values():
             await client.aclose()
 
-    def only(self, node: Node) -> ReadOnlyNodePool:
-        """The same connections, for calls of one node."""
-        view = copy(self)
-        view._clients = {node: self._clients[node]}
-        return view
-
-    def select(self, nodes: Sequence[Node]) -> list[Node]:
-        """Those of some nodes that may be called."""
-        return [node for node in nodes if node in self._clients]
-
-    async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
+    async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, node: Node | None = None) -> T:
         """Call `fn` with the client of each usable node in order until one succeeds. Slow ones come last.
+
+        With `node`, no other node is called.
 
         Raises:
             HeightPrunedError: every usable node has pruned the height.
             ChainResponseError: no node succeeded, and at least one returned an invalid response.
             ChainUnavailable: no node responded.
         """
-        results, _ = await self._ask(fn, bool)
+        results, _ = await self._ask(fn, bool, node)
         return next(iter(results.values()))
 
     async def call_enough(self, fn: Callable[[ChainClient], Awaitable[T]]) -> list[T] | None:
@@ -636,12 +627,16 @@ class ReadOnlyNodePool:
         return next(iter(known), None) if result is None else result
 
     async def _ask(
-        self, fn: Callable[[ChainClient], Awaitable[T]], is_enough: Callable[[dict[str, T]], bool]
+        self,
+        fn: Callable[[ChainClient], Awaitable[T]],
+        is_enough: Callable[[dict[str, T]], bool],
+        only: Node | None = None,
     ) -> tuple[dict[str, T], dict[str, ChainError]]:
         """Call the nodes until the results are enough. Returns results and errors by node; raises without a result."""
         results: dict[str, T] = {}
         errors: dict[str, ChainError] = {}
-        for node in sorted(self.select(self.node_pool.usable_nodes), key=lambda node: self._clients[node].is_slow):
+        usable = [node for node in self.node_pool.usable_nodes if only in (None, node)]
+        for node in sorted(usable, key=lambda node: self._clients[node].is_slow):
             try:
                 results[node.name] = await fn(self._clients[node])
             except ChainError as error:

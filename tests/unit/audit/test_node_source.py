@@ -79,7 +79,7 @@ class LeafClient:
 
 async def test_leaves_are_not_read_up_to_a_height_that_a_node_only_claims(source: NodeSource) -> None:
     client = LeafClient()
-    cast("Any", source)._nodes.call = lambda fn: fn(client)
+    cast("Any", source)._nodes.call = lambda fn, *, node: fn(client)
     cast("Any", source)._node_pool.greatest_height = 2**62
     assert await source.document(LEAVES) == {"blocks": []}
     assert client.asked == [(3, 20)]
