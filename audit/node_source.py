@@ -324,8 +324,9 @@ class AgreedSource(NodeSource):
         for node in [node for node in self._node_pool.usable_nodes if node in self._sources]:
             try:
                 with anyio.fail_after(_DOCUMENT_SECONDS):
-                    found[node.name] = sources.encode_document(await self._sources[node].document(name))
-                said[node.name] = digest_document(name, orjson.loads(found[node.name]), self._round_id)
+                    document = await self._sources[node].document(name)
+                found[node.name] = sources.encode_document(document)
+                said[node.name] = digest_document(name, document, self._round_id)
                 texts[node.name] = f"reports {said[node.name][:8]}"
             except (DataMissing, InvalidResponse) as error:
                 said[node.name], texts[node.name] = "", str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType, SimpleNamespace
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from audit.documents import digest_document
 from audit.node_source import AgreedSource, NodeSource
 from audit.source import LEAVES, AuditBlock, DataMissing
 from helper.chain.chain_data import LeafBlock
@@ -155,6 +157,14 @@ async def test_nodes_of_different_versions_agree(monkeypatch: pytest.MonkeyPatch
             await agreed.document("summary")
         alter(nodes, "summary", "{", '{"vote_power": "a field that no check reads", ')
         assert await agreed.document("summary") == document, "the shortest one"
+
+
+def test_nodes_agree_whatever_the_order_and_the_spelling_of_values() -> None:
+    first = {"vote_round_id": b64encode(bytes(32)).decode(), "proposal_id": 1, "total_value": 5}
+    second = {**first, "vote_decision": 1}
+    spelled = {**first, "vote_decision": None, "proposal_id": "1", "total_value": "5", "new": 0.5}
+    documents = [{"results": [first, second]}, {"results": [second, first]}, {"results": [spelled, second]}]
+    assert len({digest_document("results", document, bytes(32)) for document in documents}) == 1
 
 
 async def test_node_that_lacks_a_document_decides_only_what_another_source_has(monkeypatch: pytest.MonkeyPatch) -> None:
