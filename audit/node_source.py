@@ -191,32 +191,35 @@ class NodeSource:
         return [root for root in roots if root is not None]
 
     async def _read_heads(self, height: int) -> list[dict[str, object]]:
-        """What each usable node reports about a block and the round. Waits for it, since it may not exist yet."""
+        """What each usable node reports about a block and the round."""
         heads: list[dict[str, object]] = []
-        for attempt in range(_HEAD_ATTEMPTS):
-            heads = []
-            nodes = [node for node in self._node_pool.usable_nodes if self._node in (None, node)]
-            for node in nodes:
-                with suppress(ChainError):
-                    head = await self._read_head(node, height)
-                    heads += [] if head is None else [head]
-            if len(heads) == len(nodes) or attempt == _HEAD_ATTEMPTS - 1:
-                break
-            await anyio.sleep(_HEAD_SECONDS)
+        for node in self._node_pool.usable_nodes:
+            with suppress(ChainError):
+                head = await self._read_head(node, height)
+                heads += [] if head is None else [head]
         return heads
 
     async def _read_head(self, node: Node, height: int) -> dict[str, object] | None:
-        ids = await node.client.block_ids(height)
-        document = await node.client.query(f"round/{self._round_id.hex()}")
-        if ids is None or document is None:
-            return None
-        return {
-            "node": node.name,
-            "height": height,
-            "block_id": ids.block_id,
-            "app_hash": ids.app_hash,
-            "round": digest_unbound_fields(parse_round_facts(document)),
-        }
+        """What a node reports, None if it lacks the block or the round. Waits, since the block may not exist yet."""
+        for left in reversed(range(_HEAD_ATTEMPTS)):
+            try:
+                ids = await node.client.block_ids(height)
+                document = await node.client.query(f"round/{self._round_id.hex()}")
+            except ChainError:
+                if not left:
+                    raise
+            else:
+                if ids is not None and document is not None:
+                    return {
+                        "node": node.name,
+                        "height": height,
+                        "block_id": ids.block_id,
+                        "app_hash": ids.app_hash,
+                        "round": digest_unbound_fields(parse_round_facts(document)),
+                    }
+            if left:
+                await anyio.sleep(_HEAD_SECONDS)
+        return None
 
     async def blocks(self, first: int) -> AsyncGenerator[AuditBlock]:
         """Iterate over the blocks up to the newest agreed one. Reads ahead.
@@ -324,7 +327,7 @@ class AgreedSource(NodeSource):
         for node in [node for node in self._node_pool.usable_nodes if node in self._sources]:
             try:
                 with anyio.fail_after(_DOCUMENT_SECONDS):
-                    document = await self._sources[node].document(name)
+                    document = await self._read(node, name)
                 found[node.name] = sources.encode_document(document)
                 said[node.name] = digest_document(name, document, self._round_id)
                 texts[node.name] = f"reports {said[node.name][:8]}"
@@ -353,6 +356,15 @@ class AgreedSource(NodeSource):
         if is_heads:
             return {"heads": [head for encoded in alike for head in orjson.loads(encoded)["heads"]]}
         return orjson.loads(min(alike, key=len))  # a false node can only add what no check reads
+
+    async def _read(self, node: Node, name: str) -> object:
+        height = sources.parse_heads_name(name)
+        if height is None:
+            return await self._sources[node].document(name)
+        head = await self._read_head(node, height)
+        if head is None:
+            raise DataMissing("it lacks the block or the round")
+        return {"heads": [head]}
 
 
 def _leaf_block_to_json(block: LeafBlock) -> dict[str, object]:

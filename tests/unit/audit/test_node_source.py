@@ -178,9 +178,11 @@ async def test_node_that_lacks_a_document_decides_only_what_another_source_has(m
         for name in ("partials", "heads/287"):
             with pytest.raises(DataMissing, match="one:80: reports"):
                 await agreed.document(name)
-        nodes.faults["false", f"{PREFIX}/partial-decryptions/{ROUND_HEX}"] = httpx.Response(503)
-        with pytest.raises(ChainUnavailable):
-            await agreed.document("partials")
+        for path in (f"{PREFIX}/partial-decryptions/{ROUND_HEX}", FALSE_DOCUMENTS["heads/287"][0]):
+            nodes.faults["false", path] = httpx.Response(503)
+        for name in ("partials", "heads/287"):
+            with pytest.raises(ChainUnavailable):
+                await agreed.document(name)
 
 
 async def test_slow_node_delays_one_document_only(monkeypatch: pytest.MonkeyPatch) -> None:
