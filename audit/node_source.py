@@ -338,15 +338,16 @@ class AgreedSource(NodeSource):
             except TimeoutError:
                 del self._sources[node]  # it delays one document only
                 texts[node.name] = f"not read within {_DOCUMENT_SECONDS:g} s"
-            agreed = agreed_fact(said, needed) if agreed is None else agreed
-            if agreed is not None and not is_heads:
+            agreed = agreed or agreed_fact({key: digest for key, digest in said.items() if digest}, needed)
+            if agreed and not is_heads:
                 break
         reason = "; ".join(f"{node}: {text}" for node, text in texts.items())
-        is_optional = is_heads or name == sources.PARTIALS
-        if agreed is None and not (is_optional and len(said) >= needed and len(set(said.values()) - {""}) == 1):
-            raise ChainUnavailable(f"{name}: too few nodes report the same ({reason or 'none is in sync'})")
         if not agreed:
-            raise DataMissing(reason)
+            is_optional = is_heads or name == sources.PARTIALS
+            is_served_alike = len(said) >= needed and len(set(said.values()) - {""}) == 1
+            if list(said.values()).count("") >= needed or (is_optional and is_served_alike):
+                raise DataMissing(reason)
+            raise ChainUnavailable(f"{name}: too few nodes report the same ({reason or 'none is in sync'})")
         for node_name in {node for node, digest in said.items() if digest not in ("", agreed)} - self._differing:
             self._differing.add(node_name)
             log.error(

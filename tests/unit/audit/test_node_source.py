@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from audit.documents import digest_document
 from audit.node_source import AgreedSource, NodeSource
 from audit.source import LEAVES, AuditBlock, DataMissing
+from helper.chain.agreement import AGREEING_NODES
 from helper.chain.chain_data import LeafBlock
 from helper.chain.node_pool import NodePool, ReadOnlyNodePool, create_nodes
 from helper.clock import SystemClock
@@ -104,7 +105,10 @@ falsified = pytest.mark.parametrize("name", FALSE_DOCUMENTS)
 
 @asynccontextmanager
 async def open_agreed(
-    monkeypatch: pytest.MonkeyPatch, *hosts: str, delays: Mapping[str, float] = MappingProxyType({})
+    monkeypatch: pytest.MonkeyPatch,
+    *hosts: str,
+    delays: Mapping[str, float] = MappingProxyType({}),
+    agree: int = AGREEING_NODES,
 ) -> AsyncIterator[tuple[RecordedNodes, AgreedSource]]:
     """The recorded round on these nodes. The requests of some take longer."""
     monkeypatch.setattr("audit.node_source.RETRY_SECONDS", ())
@@ -116,7 +120,7 @@ async def open_agreed(
         return nodes.respond(request)
 
     created = create_nodes([(f"http://{host}", "") for host in hosts], transport=nodes.transport())
-    pool = NodePool(created, clock=SystemClock())
+    pool = NodePool(created, clock=SystemClock(), agree=agree)
     await pool.probe_all()
     readers = ReadOnlyNodePool(pool, transport=httpx.MockTransport(respond))
     yield nodes, AgreedSource(readers, nodes.source.round_id)
@@ -183,6 +187,13 @@ async def test_node_that_lacks_a_document_decides_only_what_another_source_has(m
         for name in ("partials", "heads/287"):
             with pytest.raises(ChainUnavailable):
                 await agreed.document(name)
+
+
+async def test_one_node_that_is_enough_is_one_that_has_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_agreed(monkeypatch, "false", "one", agree=1) as (nodes, agreed):
+        for name, (path, *_) in FALSE_DOCUMENTS.items():
+            nodes.faults["false", path] = httpx.Response(500, json={"error": "internal error"})
+            assert await agreed.document(name), name
 
 
 async def test_slow_node_delays_one_document_only(monkeypatch: pytest.MonkeyPatch) -> None:
