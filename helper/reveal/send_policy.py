@@ -180,15 +180,13 @@ def _reason_to_prove(reveal: SentReveal, process: ProcessFacts, head: int, *, ha
     for height in (process.agreed, head if is_old else 0):
         if _had_its_blocks(first, last, outcome, height):
             return f"not confirmed within {height - first} blocks"
-    # The recorded height was false, a node's height stands still, or waiting is of no use: the time alone decides. Ten
-    # blocks of any node decide if the height stands still, because the chain itself may have stood until now, and if no
-    # node knows the anchor: one that is behind may catch up, but nobody knows a root that a false node served.
+    # The time decides if the recorded height was false or the message was refused. It also does once any node has ten
+    # more blocks, if the height stands still, as the chain itself may have done until now, or if no node knows the
+    # anchor: one that is behind may catch up, but nobody knows a root that a false node served.
     is_time_decisive = is_old and has_new_block and not process.has_no_block_above(last)
-    reached = max(head, process.agreed)
-    had_any_blocks = process.greatest >= first + REPROVE_BLOCKS
-    is_anchor_unknown = had_any_blocks and outcome == Verdict.BEHIND.name
-    is_height_false = reached < first or (had_any_blocks and reached == first)
-    if is_time_decisive and (is_height_false or is_anchor_unknown or outcome in _REFUSED_OUTCOMES):
+    reached, had_blocks = max(head, process.agreed), process.greatest >= first + REPROVE_BLOCKS
+    has_waited = had_blocks and (reached == first or outcome == Verdict.BEHIND.name)
+    if is_time_decisive and (reached < first or has_waited or outcome in _REFUSED_OUTCOMES):
         return f"not confirmed within {REPROVE_SECONDS:.0f} s"
     return ""
 
