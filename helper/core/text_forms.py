@@ -29,11 +29,14 @@ def clean_text(text: str) -> str:
 def format_time(seconds: float, *, local: bool = False) -> str:
     """Format a Unix time as `2026-01-31 18:30:00`, with milliseconds unless they are 0.
 
-    A time that the calendar cannot represent is returned as a number.
+    A time that the calendar cannot represent is returned as a number, and one before 1970, that of a damaged row, as
+    `unknown`.
 
     Args:
         local: use this machine's time zone instead of UTC, and append its name.
     """
+    if seconds < 0:
+        return "unknown"
     try:
         time = datetime.fromtimestamp(seconds, UTC)
         if local:

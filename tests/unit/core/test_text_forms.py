@@ -41,7 +41,12 @@ def test_clean_text_leaves_no_control_character_or_surrogate() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "1970-01-01 00:00:00"), (1795268195.25, "2026-11-21 13:36:35.250"), (2**63, "9223372036854775808")],
+    [
+        (-0.001, "unknown"),
+        (0, "1970-01-01 00:00:00"),
+        (1795268195.25, "2026-11-21 13:36:35.250"),
+        (2**63, "9223372036854775808"),
+    ],
 )
 def test_format_time_is_utc(seconds: float, text: str) -> None:
     assert format_time(seconds) == text
