@@ -178,7 +178,7 @@ class QueueReader:
         return ShareDetails(
             entry=to_queue_entry(stored),
             received_ms=share.received_ms,
-            vote_end_time=vote_end_time,
+            vote_end_time=vote_end_time if isinstance(vote_end_time, int) else None,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
             transaction=transactions[0] if transactions else None,

@@ -22,11 +22,12 @@ from helper.store.models import DamagedShare, QueueFilter
 from helper.store.queue_reader import UNREADABLE_NOTE
 from helper.store.row_encryption import SHARE_COLUMNS
 from helper.store.sqlite import integrity_check
-from helper.store.sqlite.reader import SqliteReader
+from helper.store.sqlite.reader import SqliteReader, open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from helper.store.table_rows import WITNESS_FORMATS, RevealRow, Row, ShareRow, encode_witness, is_sound, with_check
 from helper.store.transaction import Params
 from tests.support.clock import FakeClock
+from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
@@ -493,6 +494,25 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(
     assert len(await store.list_shares(QueueFilter(state=state), 5)) == 5
     assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "unreadable rows are always reported"
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == [bad]
+
+
+async def test_share_details_with_damaged_end_of_round_are_returned(store: SqliteStore, path: Path) -> None:
+    await store.run(rounds.save_rounds, [make_stored_round()], NOW)
+    await enqueue_shares(store, 1)
+    await store.close()
+    for change in ("replace(sql, ') STRICT', ')')", "sql || ' STRICT'"):
+        with open_closed_database(path) as conn:
+            if change.startswith("sql"):
+                conn.execute("UPDATE rounds SET vote_end_time = 'damaged'")
+            conn.execute("PRAGMA writable_schema = ON")
+            conn.execute(f"UPDATE sqlite_schema SET sql = {change} WHERE name = 'rounds'")
+
+    async with open_queue_file(path) as queue:
+        (entry,) = await queue.list_shares(QueueFilter(), 9)
+        details = await queue.get_share_details(entry.ref)
+
+    assert details is not None
+    assert details.vote_end_time is None
 
 
 async def test_enqueue_known_share_with_damaged_index_is_duplicate(
