@@ -88,7 +88,13 @@ async def serve_app(app: ASGIApp) -> AsyncIterator[str]:
     listener.bind(("127.0.0.1", 0))
     listener.listen(512)
     config = uvicorn.Config(
-        app, log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=1
+        app,
+        log_config=None,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        timeout_keep_alive=60,  # on a busy machine, a shorter one ends while the client reuses the connection
+        timeout_graceful_shutdown=1,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
