@@ -71,7 +71,7 @@ MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
 MAX_RETRY_AFTER_SECONDS = 60
 """Greatest `Retry-After` that counts. A node must not exclude itself for the rest of a round, and a wallet behind the
-gateway waits as long as it is told."""
+gateway waits for the whole time."""
 UNAVAILABLE_STATUSES = frozenset({429, 502, 503, 504})
 """Statuses of a node, or of a proxy before it, that cannot answer now."""
 _CONNECT_TIMEOUT_SECONDS = 3.0

@@ -243,8 +243,9 @@ async def test_worker_process_failure_is_an_audit_error(text: str, message: str)
 
 async def test_worker_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.operations.finished_rounds.MAX_PROCESS_SECONDS", 0.5)
+    text = "import sys; print('{}', flush=True); sys.stdin.read()"  # its input stays open
     with pytest.raises(AuditError, match="did not end"):
-        await run_worker_process(script("import time; print('{}', flush=True); time.sleep(60)"), JOB)
+        await run_worker_process(script(text), JOB)
 
 
 async def test_worker_process_is_killed_with_its_task(tmp_path: Any) -> None:
