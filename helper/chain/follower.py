@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from helper.chain.agreement import Pruned
+from helper.chain.agreement import Pruned, agreed_fact
 from helper.chain.block_reader import CONCURRENT_BLOCKS, BlockReader, BlockReading
 from helper.chain.broadcast_outcome import Verdict
 from helper.chain.chain_data import BlockHead
@@ -292,9 +292,12 @@ class BlockFollower:
     async def _move_back_after_reset(self, ledger: Ledger, head: BlockHead) -> bool:
         """Forget blocks far above the agreed height if it stays low. Returns whether the ledger has changed.
 
-        Which blocks of the open rounds were read on the chain of before is not known, so all are read again.
+        Enough nodes must be that low: a false one and one that is right agree on the lower of their heights. Which
+        blocks of the open rounds were read on the chain of before is not known, so all are read again.
         """
-        if ledger.top - head.height <= RESET_BLOCKS:
+        pool, limit = self.node_pool, ledger.top - RESET_BLOCKS
+        is_low = agreed_fact({name: each.height < limit for name, each in pool.in_sync_heads.items()}, pool.needed)
+        if head.height >= limit or not is_low:
             self._low_heads.clear()
             return False
         if not self._low_heads:

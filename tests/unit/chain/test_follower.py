@@ -692,6 +692,24 @@ async def test_block_waits_for_unreachable_second_node_without_limit(rpc: bool) 
     assert env.unread == []
 
 
+async def test_low_height_of_one_node_moves_nothing_back() -> None:
+    env = NodePairEnvironment("second", "third", rpc=True, height=1000, cursor=1000)
+    env.others[1].height = 600
+    await env.sync_rounds()
+    await env.follow()
+    del env.network.nodes["second"]
+    for _ in range(2 * RESET_HEADS):
+        for node in env.nodes:
+            node.height += 1
+        env.clock.advance(5)
+        await env.follow()
+    assert env.ledger == Ledger(1, 1000)
+    env.network.nodes["second"] = env.others[0]
+    env.others[0].lowest_height = 900  # the blocks that were read are on one node now
+    await env.follow()
+    assert env.ledger == Ledger(1, 1020)
+
+
 @both_transports
 @pytest.mark.parametrize("count", [1, 2])
 async def test_block_invented_above_the_chain_confirms_nothing(rpc: bool, count: int) -> None:
