@@ -604,7 +604,8 @@ class ReadOnlyNodePool:
         """Like `call`, but return the result that enough nodes report.
 
         A node that responds without one (None, a pruned height, an error) contradicts no other: nodes prune blocks and
-        have gaps in their indexes. If all others have none, one node's result is returned.
+        have gaps in their indexes. If all others have none, one node's result is returned; if that is not enough to
+        agree, only once every configured node has responded, because this one may be false.
 
         Raises:
             ChainUnavailable: too few nodes responded, or they differ.
@@ -617,14 +618,19 @@ class ReadOnlyNodePool:
             return agreed_fact({name: result for name, result in results.items() if result is not None}, needed)
 
         results, errors = await self._ask(fn, lambda results: agreed(results) is not None)
-        responded = len(results) + sum(isinstance(error, ChainResponseError) for error in errors.values())
         result, known = agreed(results), set(results.values()) - {None}
-        if result is None and len(known) > 1:
+        if result is not None:
+            return result
+        if len(known) > 1:
             raise ChainUnavailable(f"{', '.join(results)} report different data")
-        if responded < needed:
+        responded = len(results) + sum(isinstance(error, ChainResponseError) for error in errors.values())
+        must_respond = 1 if needed == 1 else len(self.node_pool.nodes)
+        if responded < must_respond:
             reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-            raise ChainUnavailable(f"fewer than {needed} chain nodes responded ({reasons})")
-        return next(iter(known), None) if result is None else result
+            raise ChainUnavailable(
+                f"fewer than {must_respond} chain nodes responded ({reasons or 'the others are not in sync'})"
+            )
+        return next(iter(known), None)
 
     async def _ask(
         self,

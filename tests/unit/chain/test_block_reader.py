@@ -329,6 +329,23 @@ async def test_one_node_of_two_does_not_have_a_block_given_up() -> None:
         await RevealHistory(ReadOnlyNodePool(endpoints, transport=network)).read_block(450)
 
 
+async def test_history_of_a_false_node_waits_for_a_node_that_is_down() -> None:
+    clock, network, endpoints = create_network("a", "b", "c")
+    for name, code in (("a", 5), ("b", 0), ("c", 0)):
+        network.nodes[name].add_transaction(450, TXS[0], ROWS[0]["tx"] | {"code": code})
+    network.nodes["b"].results.clear()  # no index
+    network.nodes["c"].syncing = True
+    await endpoints.probe_all()
+    history = RevealHistory(ReadOnlyNodePool(endpoints, transport=network))
+    with pytest.raises(ChainUnavailable, match="fewer than 3 chain nodes responded"):
+        await history.read_block(450)
+    network.nodes["c"].syncing = False
+    clock.advance(5)
+    await endpoints.probe_all()
+    with pytest.raises(ChainUnavailable, match="a:1317, b:1317, c:1317 report different data"):
+        await history.read_block(450)
+
+
 @pytest.mark.parametrize("change", EMPTY_NODES.values(), ids=EMPTY_NODES)
 async def test_history_is_read_from_one_node_if_the_others_have_nothing(change: Callable[[FakeNode], Any]) -> None:
     assert await read_history(change) == ([TXS[0]], RECORDED_ROOT)
