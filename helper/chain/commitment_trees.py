@@ -86,34 +86,58 @@ class Branch:
         if self.newest is None or state.height > self.newest.height:
             self.newest = state
 
-    async def extend(self, blocks: Sequence[LeafBlock], round_id: bytes, state: Anchor) -> None:
-        """Append a node's leaves up to its root.
+    async def extend(self, reading: Reading, round_id: bytes, state: Anchor, seconds: float) -> bool:
+        """Append a node's leaves up to its root, or a part of them if that takes longer than it may.
+
+        Returns:
+            Whether the tree has this root now; otherwise the next call with this reading continues.
 
         Raises:
             ChainResponseError: the node's leaves do not match its root; the tree is unchanged.
         """
-        before = len(self.tree)
+        before, end_at = len(self.tree), anyio.current_time() + seconds
+        tree, grown = self.tree, reading.tree
+        if grown is not None and len(grown) >= before and grown.root(before) == tree.root():
+            tree = grown
         try:
-            leaves = b"".join(block.leaves for block in blocks)
+            leaves = b"".join(block.leaves for block in reading.blocks)
             if (count := before + len(leaves) // 32) != state.size:
                 raise ChainResponseError(f"got {count} leaves, but the root covers {state.size}")
-            for start in range(0, len(leaves), 32 * APPENDED_LEAVES):
-                await anyio.to_thread.run_sync(self.tree.append, leaves[start : start + 32 * APPENDED_LEAVES])
-            if await anyio.to_thread.run_sync(self.tree.root, state.size) != state.root:
+            for start in range(32 * (len(tree) - before), len(leaves), 32 * APPENDED_LEAVES):
+                await anyio.to_thread.run_sync(tree.append, leaves[start : start + 32 * APPENDED_LEAVES])
+                if len(tree) < count and anyio.current_time() >= end_at:
+                    if tree is self.tree:
+                        self.tree = await anyio.to_thread.run_sync(_truncate, tree, before)
+                    reading.tree = tree
+                    return False
+            if await anyio.to_thread.run_sync(tree.root, state.size) != state.root:
                 raise ChainResponseError("the leaves do not match the root")
         except (ChainResponseError, ProofsError) as error:
             if len(self.tree) > before:
                 self.tree = await anyio.to_thread.run_sync(_truncate, self.tree, before)
             raise ChainResponseError(f"tree of round {round_id.hex()[:8]}: {error}") from None
-        self.next_height = blocks[-1].height + 1
+        self.tree = tree
+        self.next_height = reading.blocks[-1].height + 1
         self.confirm(state)
+        return True
+
+
+@dataclass(slots=True)
+class Reading(LeafReading):
+    """The leaves of a node as far as they were read.
+
+    Attributes:
+        tree: the branch with a part of them, if one sync did not append all; the branch itself is as before.
+    """
+
+    tree: CommitmentTree | None = None
 
 
 class _ReadLimits(NamedTuple):
     """How much of a node's leaves one sync reads.
 
     Attributes:
-        seconds: after which the next sync continues.
+        seconds: after which the next sync continues to read them, and also to append them.
         leaves: maximum number of leaves of the round that are not agreed.
     """
 
@@ -144,7 +168,7 @@ class RoundTree:
     forks: dict[str, Branch] = field(default_factory=dict)
     served: dict[str, Anchor] = field(default_factory=dict)
     roots: dict[str, deque[Anchor]] = field(default_factory=dict)
-    readings: dict[tuple[str, bool], LeafReading] = field(default_factory=dict)
+    readings: dict[tuple[str, bool], Reading] = field(default_factory=dict)
     trunk_counts: Counter[str] = field(default_factory=Counter)
     false_nodes: set[str] = field(default_factory=set)
     anchors: dict[int, Anchor] = field(default_factory=dict)
@@ -176,8 +200,8 @@ class RoundTree:
         """Follow a node's newest root: fetch the leaves that are missing, into a fork if they differ from the trunk's.
 
         Returns:
-            Whether the tree has this root now; otherwise reading its leaves takes longer than it may, and continues
-            with the next call.
+            Whether the tree has this root now; otherwise its leaves take longer than they may, and the next call
+            continues.
 
         Raises:
             ChainResponseError: the root contradicts the agreed tree or the node's own leaves, or has too many.
@@ -237,7 +261,7 @@ class RoundTree:
         key = client.name, branch is not self.branch_of(client.name)
         reading = self.readings.get(key)
         if reading is None or not _continues(branch, reading):
-            reading = self.readings[key] = LeafReading(max(1, branch.next_height))
+            reading = self.readings[key] = Reading(max(1, branch.next_height))
         try:
             known = len(reading.blocks)
             try:
@@ -246,9 +270,8 @@ class RoundTree:
                 )
             finally:
                 reading.blocks[known:] = _join(reading.blocks[known:])
-            if not is_complete:
+            if not is_complete or not await branch.extend(reading, round_id, state, limits.seconds):
                 return False
-            await branch.extend(reading.blocks, round_id, state)
         except ChainResponseError:
             del self.readings[key]
             raise
@@ -305,7 +328,7 @@ def _join(blocks: Sequence[LeafBlock]) -> list[LeafBlock]:
     return [LeafBlock(blocks[-1].height, blocks[0].start_index, b"".join(block.leaves for block in blocks))]
 
 
-def _continues(branch: Branch, reading: LeafReading) -> bool:
+def _continues(branch: Branch, reading: Reading) -> bool:
     """Whether the leaves of an unfinished reading follow those of a branch.
 
     In an empty branch they do, whatever the first height of the round is now: a false node can report another one with

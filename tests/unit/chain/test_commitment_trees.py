@@ -447,6 +447,30 @@ async def test_leaves_that_take_long_are_read_in_several_syncs(monkeypatch: pyte
         assert len(requests) == len(set(requests)), "no page is read twice"
 
 
+@pytest.mark.parametrize("is_false", [False, True])
+async def test_leaves_that_take_long_to_append_delay_no_other_leaf(
+    monkeypatch: pytest.MonkeyPatch, *, is_false: bool
+) -> None:
+    monkeypatch.setattr(commitment_trees, "MAX_READ_SECONDS", 0.0)
+    monkeypatch.setattr(commitment_trees, "APPENDED_LEAVES", 4)
+    env, chain = await sync_tree("large", "honest")
+    large = FakeTree((60, 1, 2), (61, *range(100, 120)))
+    large.publish_to(env.nodes[0])
+    if is_false:
+        env.nodes[0].tree["root"] = b64encode(encode_leaf(9)).decode()
+    chain.grow_on(env.nodes[1:], 70, 3)
+    await env.endpoints.probe_all()
+    await env.sync_with_first(0)
+    tree = env.trees._trees[ROUND_ID]
+    assert tree.served["honest:1317"] == Anchor(70, 3, chain.tree.root())
+    assert [len(reading.tree or ()) for reading in tree.readings.values()] == [2 + 4]
+    for _ in range(12):
+        await env.trees.sync(100)
+    assert tree.served["large:1317"].size == (2 if is_false else 22)
+    assert tree.served["honest:1317"] == Anchor(70, 3, chain.tree.root())
+    assert env.nodes_in_backoff() == (["large:1317"] if is_false else [])
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_leaves_of_an_unfinished_reading_are_joined(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
     async def read_one_page(client: ChainClient, path: str, *args: Any, params: Any = None, **options: Any) -> Any:
