@@ -143,14 +143,15 @@ class NodeSource:
         return None
 
     async def _call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Call a node. Retries while none responds.
+        """Call a node. Retries while none responds, and errors of an only node: they may pass.
 
         Raises:
             DataMissing: no node has the data, or only invalid responses.
             ChainUnavailable: no node responded.
         """
+        passing = (ChainUnavailable,) if self._node is None else (ChainUnavailable, DataMissing)
         for seconds in RETRY_SECONDS:
-            with suppress(ChainUnavailable):
+            with suppress(*passing):
                 return await self._call_once(fn)
             await anyio.sleep(seconds)
         return await self._call_once(fn)

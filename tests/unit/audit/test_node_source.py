@@ -198,6 +198,23 @@ async def test_one_node_that_is_enough_is_one_that_has_the_document(monkeypatch:
             assert await agreed.document(name), name
 
 
+async def test_one_error_of_a_node_leaves_no_document_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailingOnce(RecordedNodes):
+        def respond(self, request: httpx.Request) -> httpx.Response:
+            response = super().respond(request)
+            self.faults.pop((request.url.host, request.url.path), None)
+            return response
+
+    monkeypatch.setitem(globals(), "RecordedNodes", FailingOnce)
+    async with open_agreed(monkeypatch, "false", "one", "two") as (nodes, agreed):
+        monkeypatch.setattr("audit.node_source.RETRY_SECONDS", (0.0,))
+        path = FALSE_DOCUMENTS["results"][0]
+        expected = await agreed.document("results")
+        nodes.faults["one", path] = httpx.Response(500, json={"error": "internal error"})
+        nodes.faults["false", path] = httpx.Response(404, text="404 page not found")
+        assert await agreed.document("results") == expected
+
+
 async def test_slow_node_delays_one_document_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("audit.node_source._DOCUMENT_SECONDS", 0.2)
     async with open_agreed(monkeypatch, "false", "one", "two", silent="false") as (nodes, agreed):
