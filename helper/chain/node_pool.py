@@ -40,6 +40,10 @@ READ_ONLY_CONNECTIONS: Final = 8
 SLOW_SYNC_SECONDS: Final = 3.0
 """Seconds of a node's part in a sync above which it is left out of the next ones, while other nodes respond."""
 _LEFT_OUT_FACTOR: Final = 4  # how long, as a multiple of those seconds: it delays a fifth of the time, at most
+CLOCK_STEP_SECONDS: Final = 5.0
+"""Seconds by which the wall clock must be set, against the monotonic one, to be wrong after it was right."""
+CLOCK_RIGHT_SECONDS: Final = 86_400.0
+"""Seconds for which a clock that is not set stays right: it drifts by seconds a day."""
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
@@ -137,6 +141,7 @@ class NodePool:
         self._logged_dispute = LoggedProblem()
         self.needed = needed_nodes(len(self.nodes), agree)
         self.last_head: BlockHead | None = None
+        self._right_clock: tuple[float, float] | None = None  # monotonic time, and the wall clock minus it
         self.same_nodes: list[tuple[str, str]] = []
 
     async def aclose(self) -> None:
@@ -268,10 +273,25 @@ class NodePool:
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit."""
-        offsets, limit = self._head_offsets(), self.max_clock_skew
-        sides = {str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(offsets)}
-        return agreed_fact(sides, min(self.needed, max(1, len(sides)))) in (-1, 1)
+        """Whether the block times of enough nodes, and more than not, deviate alike by more than the limit.
+
+        Not if enough nodes have agreed with the clock within a day and it was not set since: then these nodes report
+        old blocks, one because it is false and another because it is behind.
+        """
+        if self._find_clock_side(min(self.needed, max(1, len(self._head_offsets())))) not in (-1, 1):
+            return False
+        if self._right_clock is None:
+            return True
+        (since, right), now = self._right_clock, self.clock.monotonic()
+        return now - since > CLOCK_RIGHT_SECONDS or abs(self.clock.now() - now - right) > CLOCK_STEP_SECONDS
+
+    def _find_clock_side(self, needed: int) -> int | None:
+        """By how much enough nodes say that the clock is wrong: 0 within the limit, else 1 (ahead) or -1."""
+        limit = self.max_clock_skew
+        sides = {
+            str(number): (offset > limit) - (offset < -limit) for number, offset in enumerate(self._head_offsets())
+        }
+        return agreed_fact(sides, needed)
 
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
@@ -468,6 +488,9 @@ class NodePool:
         """Update the pool after a probe: set an unknown chain id, log changes and call the callbacks."""
         if self.chain_id is None:
             self._set_chain_id()
+        if self._find_clock_side(self.needed) == 0:
+            monotonic = self.clock.monotonic()
+            self._right_clock = monotonic, self.clock.now() - monotonic
         self._report_changes()
         head = self.head
         self.last_head = head or self.last_head

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain import node_http
+from helper.chain import node_http, node_pool
 from helper.chain.chain_data import BlockHead
 from helper.chain.node import SYNC_STATUS_SECONDS
 from helper.chain.node import Node as Endpoint
@@ -264,6 +264,25 @@ async def test_clock_is_suspect_when_all_nodes_or_two_of_three_differ(
     await endpoints.probe_all()
     assert endpoints.clock_skew == pytest.approx(skew)
     assert endpoints.is_clock_suspect is is_suspect
+
+
+async def test_clock_that_was_right_is_suspect_only_if_it_was_set_since() -> None:
+    clock, network, endpoints = await probe_network("false", "behind", "c")
+
+    async def produce_block(*ages: float) -> bool:
+        clock.advance(5)
+        for node, age in zip(network.nodes.values(), ages, strict=True):
+            node.age, node.height = age, node.height + 1
+        await endpoints.probe_all()
+        return endpoints.is_clock_suspect
+
+    assert not await produce_block(121, 200, 0), "old blocks of a false node and of one that is behind"
+    clock.set_wall_clock(200)
+    assert await produce_block(0, 200, 200), "two nodes are right, and a false one confirms the clock"
+    clock.set_wall_clock(-200)
+    assert not await produce_block(0, 0, 0)
+    clock.advance(node_pool.CLOCK_RIGHT_SECONDS)
+    assert await produce_block(0, 200, 200), "it may have drifted"
 
 
 async def test_step_of_wall_clock_hides_no_new_block() -> None:
