@@ -38,7 +38,8 @@ class RoundFacts(NamedTuple):
 
     Attributes:
         status: the latest status that enough nodes have reached; the chain's own may be later.
-        height: the agreed height when a field last changed. Statements from below it do not count.
+        height: the agreed height when a field last changed, at least that of the round's creation. Statements from
+            below it do not count.
     """
 
     created_at_height: int | None = None
@@ -125,4 +126,5 @@ def agreed_round(said: Mapping[str, Said[Round]], needed: int, *, known: RoundFa
         status,
         known.height,
     )
-    return facts if facts == known else facts._replace(height=max(height, known.height))
+    # A node below the round's creation cannot list it, however low another node's height makes the agreed one.
+    return facts if facts == known else facts._replace(height=max(height, known.height, facts.created_at_height or 0))

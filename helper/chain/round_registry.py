@@ -643,6 +643,7 @@ def to_stored_round(known: Round) -> StoredRound:
 def _parse_facts(row: StoredRound, height: int) -> RoundFacts:
     """The stored facts of a round, which were agreed at this height or below it."""
     proposals = tuple(Proposal(number, tuple(options)) for number, options in row.proposals)
+    height = max(height, row.created_at_height)
     return RoundFacts(row.created_at_height, row.vote_end_time, proposals, RoundStatus(row.status), height)
 
 

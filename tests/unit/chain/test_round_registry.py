@@ -199,6 +199,21 @@ async def test_one_false_list_changes_nothing_and_is_reported(
     assert env.registry.frozen_reason(ROUND_ID) is None
 
 
+async def test_list_of_a_node_that_stopped_before_a_round_does_not_freeze_it() -> None:
+    env = await sync_new("liar", "honest", "stopped")
+    height = env.nodes["stopped"].height
+    del env.network.nodes["stopped"]
+    env.clock.advance(100)
+    env.nodes["honest"].height += 20  # the false node reports one height, with the current time
+    created = {"created_at_height": height + 5}
+    await env.list_rounds(recorded_round(1), other_round() | created)
+    assert OTHER_ID in env.store.stored_rounds
+    env.nodes["liar"].rounds = [recorded_round(1)]
+    await env.sync()
+    assert env.registry.frozen_reason(OTHER_ID) is None
+    assert env.active == [ROUND_ID, OTHER_ID]
+
+
 async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_other_node() -> None:
     env = await sync_new("liar", "honest")
     extra = bytes([9]) * 32
