@@ -485,11 +485,16 @@ class RoundRegistry:
         return not unknown and all(not record.is_open or record.agreed == each for record, each in listed)
 
     async def _agree(self, said: Mapping[bytes, Mapping[str, Said[Round]]]) -> None:
-        """Store the rounds and the changes that enough nodes list alike."""
+        """Store the rounds and the changes that enough nodes list alike.
+
+        What nodes listed that are no longer in sync changes no agreed round: it may be from before the last change.
+        """
         needed, height = self._node_pool.needed, self._node_pool.agreed_height or 0
+        in_sync = self._node_pool.in_sync_heads
         changes: list[tuple[_Record, RoundFacts]] = []
-        for round_id, statements in said.items():
+        for round_id, listed in said.items():
             record = self._find(round_id)
+            statements = {name: fact for name, fact in listed.items() if record.agreed is None or name in in_sync}
             is_known = record.agreed is not None and all(fact == record.agreed for _, fact in statements.values())
             if record.is_purged or is_known or len(statements) < needed:
                 continue

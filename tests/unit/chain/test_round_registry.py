@@ -214,6 +214,18 @@ async def test_list_of_a_node_that_stopped_before_a_round_does_not_freeze_it() -
     assert env.active == [ROUND_ID, OTHER_ID]
 
 
+async def test_node_that_stopped_before_a_change_does_not_undo_it() -> None:
+    env = await sync_new("liar", "honest", "stopped")
+    del env.network.nodes["stopped"]
+    env.clock.advance(100)
+    env.nodes["honest"].height += 20  # the false node reports one height, with the current time
+    await env.list_rounds(round_json_ending_at(VOTE_END + 3600))
+    assert env.known.vote_end_time == VOTE_END + 3600
+    env.nodes["liar"].rounds = [recorded_round(1)]
+    await env.sync()
+    assert env.known.vote_end_time == VOTE_END + 3600
+
+
 async def test_round_that_one_node_lists_alone_is_not_stored_and_accuses_no_other_node() -> None:
     env = await sync_new("liar", "honest")
     extra = bytes([9]) * 32
