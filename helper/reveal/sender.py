@@ -523,8 +523,8 @@ class Sender:
         self._notify()
 
     async def _requeue(self, share_id: int, note: str) -> None:
-        self._states.get(share_id).end_message(self.clock.monotonic())
         await self.store.run(shares.requeue, share_id, stage="broadcast", note=note)
+        self._states.get(share_id).end_message(self.clock.monotonic())  # not if it could not be stored
         self.stats.count("retry_broadcast")
         self._notify()
 

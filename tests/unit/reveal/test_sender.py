@@ -355,6 +355,18 @@ async def test_share_that_is_never_confirmed_is_proven_at_growing_intervals(pipe
     assert all(interval >= sum(intervals[:number]) for number, interval in enumerate(intervals)), "as long as before"
 
 
+async def test_full_disk_does_not_postpone_a_new_proof_after_its_end(pipeline: Pipeline) -> None:
+    await pipeline.sender.send(await pipeline.prepare_message())
+    await pipeline.next_block(REPROVE_BLOCKS - 1)
+    pipeline.store.failing_calls = {"requeue", "mark_sending"}
+    await pipeline.next_block(3 * REPROVE_BLOCKS)
+    assert pipeline.read_share(1) == (ShareState.SENT,)
+    pipeline.store.failing_calls.clear()
+    for _ in range(REPROVE_BLOCKS // 2):  # it is first sent again
+        await pipeline.next_block()
+    assert pipeline.read_share(1) == (ShareState.WAITING,)
+
+
 async def test_circuit_of_a_share_that_one_node_calls_spent_is_kept_for_others(pipeline: Pipeline) -> None:
     pipeline.circuits.select_initial(CHAIN_ID, "", "k10")
     pipeline.nodes.replies = {FIRST_NODE: BAD_PROOF_REPLY, SECOND_NODE: ALREADY_SPENT}
