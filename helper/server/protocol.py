@@ -115,8 +115,9 @@ HANDLERS_PER_ITERATION: Final = 4
 """Handlers that are called in one iteration of the event loop, except those of shares. One takes about 0.3 ms."""
 SHARES_PER_ITERATION: Final = 32
 """Handlers of posted shares that are called in one iteration. One takes about 0.1 ms."""
-_MAX_JOINED_BYTES: Final = 16 << 10
-"""A longer part of a body is not joined with the head. Connections can share it, and a copy of it takes more time."""
+_PIECE_BYTES: Final = 16 << 10
+"""Maximum bytes of a response that are written at once. A client that has read a piece begins to wait anew, so that
+one that reads slowly is not aborted for others that read nothing, however large its response is."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _STATUS_LINES: Final = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(600)]
@@ -212,7 +213,7 @@ class Listener:
 
     Attributes:
         held: connections whose client leaves a response unread or has sent requests behind the current one, those
-            that have waited longest first.
+            that have waited longest first; with the bytes that waited at first.
         is_stopping: whether each connection closes after its response.
         ended: set when a connection or a handler has ended.
     """
@@ -224,7 +225,8 @@ class Listener:
         self.connections: set[Connection] = set()
         self.evictor = ConnectionEvictor(self.connections, limits)
         self.tasks: set[asyncio.Task[None]] = set()
-        self.held: dict[Connection, None] = {}
+        self.held: dict[Connection, int] = {}
+        self._held_bytes = 0
         self.is_stopping = False
         self.ended = asyncio.Event()
         self._turns = _Turns(HANDLERS_PER_ITERATION)
@@ -245,13 +247,16 @@ class Listener:
 
         The newest one stays open, however large its response is.
         """
-        self.held[connection] = None
-        size = sum(each.held_bytes for each in self.held)
-        while size > MAX_HELD_BYTES and len(self.held) > 1:
+        self.held[connection] = connection.held_bytes
+        self._held_bytes += self.held[connection]
+        while self._held_bytes > MAX_HELD_BYTES and len(self.held) > 1:
             longest = next(iter(self.held))
-            del self.held[longest]
-            size -= longest.held_bytes
+            self.release(longest)
             longest.abort()
+
+    def release(self, connection: Connection) -> None:
+        """Stop counting what waits because of a client."""
+        self._held_bytes -= self.held.pop(connection, 0)
 
     def run_in_turn(self, connection: Connection, request: Request) -> None:
         """Call the handler of a connection in its turn.
@@ -266,7 +271,7 @@ class Listener:
     def discard_connection(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
         self.connections.discard(connection)
-        self.held.pop(connection, None)
+        self.release(connection)
         self.evictor.discard(connection)
         self.ended.set()
 
@@ -397,10 +402,17 @@ class Request:
             asyncio.get_running_loop().call_soon(self._send_head)
 
     async def send(self, part: bytes, *, more: bool) -> None:
-        """Send a part of the response's body, after the client has read the earlier ones. Nothing if it has left.
+        """Send a part of the response's body in pieces, each after the client has read those before.
 
-        The response to HEAD gets no body.
+        Nothing if it has left. The response to HEAD gets no body.
         """
+        rest = memoryview(part)  # not copied, because connections can share a document
+        while len(rest) > _PIECE_BYTES:
+            await self._send_piece(rest[:_PIECE_BYTES], more=True)
+            rest = rest[_PIECE_BYTES:]
+        await self._send_piece(rest, more=more)
+
+    async def _send_piece(self, part: bytes | memoryview, *, more: bool) -> None:
         if self.connection is not None:
             await self.connection.wait_sent()
         connection = self.connection
@@ -413,10 +425,9 @@ class Request:
             if self._body_left < 0 or (self._body_left and not more):
                 raise ValueError("the response's body does not fit its content-length")
         elif self._is_chunked:
-            part = (b"%x\r\n%b\r\n" % (len(part), part) if part else b"") + (b"" if more else b"0\r\n\r\n")
-        if self._head_lines and len(part) > _MAX_JOINED_BYTES:
-            self._send_head()
-        part, self._head_lines = self._head_lines + part, b""
+            part = (b"%x\r\n%b\r\n" % (len(part), bytes(part)) if part else b"") + (b"" if more else b"0\r\n\r\n")
+        if self._head_lines:
+            part, self._head_lines = self._head_lines + part, b""
         if part:
             connection.transport.write(part)
         if not more:
@@ -621,7 +632,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         """Limit the time in which the client must read: bytes are unsent. Drop connections if there are too many."""
         self._stalled_since = self._loop.time()
         self._limit_stall()
-        self.listener.held.pop(self, None)  # it has read the responses before
+        self.listener.release(self)  # it has read what was sent before
         self.adjust_reading()
 
     def _limit_stall(self) -> None:
@@ -766,7 +777,7 @@ class Connection(ConnectionProgress, asyncio.BufferedProtocol):
         request, listener = self._request, self.listener
         is_held = bool(self._unparsed) or self._stalled_since is not None
         if not is_held:
-            listener.held.pop(self, None)
+            listener.release(self)
         elif self not in listener.held:
             listener.hold(self)
         reads = not is_held and (request is None or len(request.body) <= READ_BYTES)

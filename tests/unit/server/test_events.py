@@ -107,7 +107,8 @@ async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     assert not any(capfd.readouterr()), "a client that does not read is not logged as an error"
 
 
-async def test_events_slow_reader_is_not_dropped(expire: Callable[[], int]) -> None:
+async def test_events_slow_reader_is_not_dropped(expire: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.server.protocol._PIECE_BYTES", 1 << 20)  # has read a part of what waits
     feed = StatusFeed(fail_snapshot, clock=FakeClock())
     async with serve_feed(feed) as port:
         with await open_listener(port) as slow:

@@ -522,6 +522,7 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "requests"), [(8 << 20, 1), (53_000, 8)])
 async def test_unread_responses_are_limited(size: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 8 * RECEIVE_BUFFER_BYTES
     lost, most_unsent = asyncio.Event(), 0
     connection_lost, run = Connection.connection_lost, Connection.run
 
@@ -540,7 +541,7 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
     monkeypatch.setattr(Connection, "connection_lost", note_lost)
     monkeypatch.setattr(Connection, "run", note_run)
     monkeypatch.setattr("tests.unit.server.server_fixtures.MEDIUM_BYTES", size)
-    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", size)
+    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", limit)
     limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
     async with contextlib.AsyncExitStack() as closing, run_server(limits) as port:
         stalled = [await connect_stalled(port, requests) for _ in range(12)]
@@ -550,7 +551,20 @@ async def test_unread_responses_are_limited(size: int, requests: int, monkeypatc
             await lost.wait()
             counts = [await count_bytes(connection) for connection in stalled]
     assert min(counts) < size * requests < max(counts), "some were aborted, and not all"
-    assert most_unsent <= 2 * size
+    assert most_unsent <= limit
+
+
+async def test_clients_that_read_nothing_do_not_end_a_slow_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.server.protocol.MAX_HELD_BYTES", 5 * RECEIVE_BUFFER_BYTES)
+    loop, received = asyncio.get_running_loop(), 0
+    async with contextlib.AsyncExitStack() as closing, run_server(ConnectionLimits()) as port:
+        slow = await connect_stalled(port)
+        closing.callback(slow.close)
+        for number in range(1, 13):
+            closing.callback((await connect_stalled(port)).close)
+            while received < number << 19:
+                received += len(await loop.sock_recv(slow, 1 << 16))
+        assert received + await count_bytes(slow) > MEDIUM_BYTES
 
 
 async def test_requests_behind_the_current_one_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
