@@ -105,6 +105,7 @@ class GatewayLimits:
 
     Attributes:
         max_concurrent: maximum concurrent requests to nodes.
+        max_reads: maximum number of GETs among them. The other slots are left to transactions.
         post_seconds: until a node responds to a POST. It may check a proof for 120 s, and wallets wait 150 s.
         leaves_seconds: until a node responds with a page of leaves, as long as wallets wait.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
@@ -119,6 +120,7 @@ class GatewayLimits:
     """
 
     max_concurrent: int = 128
+    max_reads: int = 96
     post_seconds: float = 150.0
     leaves_seconds: float = 60.0
     response_seconds: float = 300.0
@@ -176,15 +178,17 @@ class Gateway:
             forwarding = _ForwardedRequest(scope, receive, send, self._limits, page_reads)
             self._abort_slowest_stream()
             if forwarding.holds_slot:
-                self._require_slot()
+                self._require_slot(method)
             self._active.add(forwarding)
             stack.callback(self._active.discard, forwarding)
             await forwarding.run(self._proxy, forwarded)
 
-    def _require_slot(self) -> None:
+    def _require_slot(self, method: str) -> None:
         """Raise TemporaryRefusal if no slot is free and none can be freed."""
-        busy = sum(each.holds_slot for each in self._active)  # their nodes have not responded yet, or they are POSTs
-        if busy >= self._limits.max_concurrent and not self._abort_slow_read():
+        busy = [each.method for each in self._active if each.holds_slot]  # without a response yet, or POSTs
+        is_full = len(busy) >= self._limits.max_concurrent
+        is_full |= method == "GET" and busy.count(method) >= self._limits.max_reads
+        if is_full and not self._abort_slow_read():
             raise TemporaryRefusal(Situation.TOO_MANY_CHAIN_REQUESTS)
 
     def _abort(self, forwarding: _ForwardedRequest) -> None:

@@ -445,6 +445,16 @@ async def test_gateway_full_of_pending_requests_aborts_a_slow_read_or_refuses(
             await wait_until(lambda: len(gateway._active) == len(sources) - (status == 200))
 
 
+async def test_gateway_reads_leave_slots_to_transactions(http: httpx.AsyncClient) -> None:
+    limits: dict[str, Any] = {"max_concurrent": 3, "max_reads": 2}
+    async with run_node(write_small) as node, run_gateway(node.url, timeout=60, **limits) as (base, _):
+        node.writers_by_path[UNREAD] = write_nothing
+        async with open_unfinished_requests(base, UNREAD_REQUEST, *ONE_SLOT_EACH):
+            await wait_until(lambda: len(node.requests) == 2)
+            assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
+            assert (await http.post(f"{base}{CAST_VOTE}", json={})).status_code == 200
+
+
 @contextlib.asynccontextmanager
 async def requested_pages(
     base: str, node: FakeNode, *heights: int
