@@ -64,10 +64,11 @@ REPEAT_SECONDS: Final = 60.0
 """Seconds for which a share that waited is recognized, in memory only."""
 MAX_REPEATS: Final = 16_384
 """Maximum number of such shares: more than can begin to wait between a request and its repeats."""
-MAX_IN_FLIGHT: Final = 2_000
-"""Maximum number of concurrent requests."""
+MAX_IN_FLIGHT: Final = 6_000
+"""Maximum number of concurrent requests. More than there are connections: a lower limit would refuse most shares while
+a few thousand clients repeat theirs. Requests whose clients have left count too."""
 MAX_WAITING: Final = 1_500
-"""Maximum number of requests that wait for a sync; the rest is reserved for requests that need none."""
+"""Maximum number of requests that wait for a sync."""
 
 _GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""

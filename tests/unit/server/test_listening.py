@@ -24,6 +24,7 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from helper.errors import HelperError
+from helper.ingest.admission import MAX_IN_FLIGHT, MAX_WAITING
 from helper.server.connection_limits import (
     KERNEL_UNSENT_BYTES,
     MAX_CLOSING,
@@ -443,6 +444,10 @@ def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.
 
 def test_connections_and_the_gateway_leave_open_files_to_the_database_and_the_nodes() -> None:
     assert RESERVED_FILE_DESCRIPTORS - MAX_CLOSING - GatewayLimits().max_connections >= 100
+
+
+def test_shares_on_all_connections_are_processed_at_once() -> None:
+    assert ConnectionLimits().max_connections + MAX_WAITING <= MAX_IN_FLIGHT
 
 
 def test_connection_limit_fits_open_files() -> None:
