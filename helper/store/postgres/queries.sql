@@ -100,16 +100,19 @@ WHERE outer_fence < %(outer)s
   OR (outer_fence = coalesce(%(outer)s, outer_fence) AND (host IN ('', %(host)s) OR until < clock_timestamp()))
 RETURNING fence;
 
+-- With the name of its host, because a promoted standby that lacks the last transactions may issue a token again.
+
 -- name: renew_sender_lease
-UPDATE sender SET until = clock_timestamp() + make_interval(secs => %(lease)s) WHERE fence = %(fence)s;
+UPDATE sender SET until = clock_timestamp() + make_interval(secs => %(lease)s)
+WHERE fence = %(fence)s AND host = %(host)s;
 
 -- name: release_sender_lease
-UPDATE sender SET host = '', until = '-infinity' WHERE fence = %s;
+UPDATE sender SET host = '', until = '-infinity' WHERE fence = %(fence)s AND host = %(host)s;
 
 -- The row lock keeps other hosts from acquiring the lease before this transaction commits.
 
 -- name: can_send
-SELECT 1 FROM sender WHERE fence = %s AND until > clock_timestamp() FOR SHARE;
+SELECT 1 FROM sender WHERE fence = %(fence)s AND host = %(host)s AND until > clock_timestamp() FOR SHARE;
 
 -- name: get_sender_host
 SELECT host FROM sender WHERE until >= clock_timestamp();

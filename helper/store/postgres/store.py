@@ -193,7 +193,7 @@ class PostgresStore(Store):
     async def renew_sender_lease(self) -> bool:
         """Renew the sender lease. Returns False if another host has acquired it."""
         fence = self._claims.sender_fence
-        params = {"fence": fence, "lease": self.lease_seconds}
+        params = {"fence": fence, "host": self._claims.host, "lease": self.lease_seconds}
         renewed = fence != 0 and await self._writer.run(lambda tx: tx.execute("renew_sender_lease", params)) == 1
         if not renewed and self._claims.sender_fence == fence:
             self._claims.sender_fence = 0
@@ -203,7 +203,8 @@ class PostgresStore(Store):
         """Release the sender lease, so that another host does not have to wait."""
         fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
-            await self._writer.run(lambda tx: tx.execute("release_sender_lease", (fence,)))
+            params = {"fence": fence, "host": self._claims.host}
+            await self._writer.run(lambda tx: tx.execute("release_sender_lease", params))
 
     async def get_sender_host(self) -> str:
         """Return the host that holds the sender lease, "" if none does."""

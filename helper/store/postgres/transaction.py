@@ -217,8 +217,8 @@ class PostgresTransaction(Transaction):
     def can_send(self) -> bool:
         """Return whether this host holds the sender lease. No other host can acquire it before the commit."""
         if self._can_send is None:
-            fence = self.claims.sender_fence
-            self._can_send = fence != 0 and self.fetch_one("can_send", (fence,)) is not None
+            lease = {"fence": self.claims.sender_fence, "host": self.claims.host}
+            self._can_send = self.claims.sender_fence != 0 and self.fetch_one("can_send", lease) is not None
         return self._can_send
 
     def notify(self, payload: str) -> None:

@@ -272,6 +272,20 @@ async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, b
     assert await host_b.get_sender_host() == "two"
 
 
+async def test_lease_that_a_promoted_standby_lacks_is_lost(join_host: JoinHost, backend: PostgresBackend) -> None:
+    host_a, host_b = await join_host("one"), await join_host("two")
+    share = await enqueue_and_prepare(host_a, 1)
+    first = await host_a.acquire_sender_lease()
+    backend.execute(f"UPDATE sender SET host = '', fence = 0; ALTER SEQUENCE fence RESTART {first}")
+
+    assert await host_b.acquire_sender_lease() == first
+
+    assert not await host_a.run(mark_sending, share, height=1, endpoint="node")
+    assert not await host_a.renew_sender_lease()
+    await host_a.release_sender_lease()
+    assert await host_b.run(mark_sending, share, height=1, endpoint="node")
+
+
 async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     await host_a.acquire_sender_lease()
