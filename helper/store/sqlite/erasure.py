@@ -61,7 +61,7 @@ class ErasureSchedule:
     Times are monotonic; `changes` is the total number of rows that the connection has changed.
 
     Attributes:
-        has_failed: whether the last checkpoint failed with a disk error.
+        has_failed: whether a checkpoint failed with a disk error, and not everything was erased since.
         unscrubbed: number of pages, from page 1, in which a crashed process may have left stale bytes.
     """
 
@@ -295,11 +295,12 @@ class Eraser:
         began = self._clock.monotonic()
         self._schedule.checkpoint_begun(self._conn.total_changes)
         is_complete = self._write_back(began, erase=truncate) and (not truncate or self._truncate_wal())
-        self._schedule.has_failed = False
         if truncate and is_complete:
             self._schedule.erased()
         elif truncate:
             self._schedule.blocked_by_reader(began)
+        if not self.is_pending and not self._stale:  # until then, all pages of the failed attempt are written again
+            self._schedule.has_failed = False
         return is_complete
 
     def _write_back(self, began: float, *, erase: bool) -> bool:

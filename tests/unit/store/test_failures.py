@@ -19,7 +19,7 @@ from helper.errors import StoreCorrupt, StoreError, StoreFull
 from helper.store import shares
 from helper.store.blocks import set_meta
 from helper.store.models import EnqueueResult
-from helper.store.sqlite.erasure import scrub_pages
+from helper.store.sqlite.erasure import ERROR_RETRY_SECONDS, scrub_pages
 from helper.store.sqlite.errors import (
     LOCATION_CHECK_SECONDS,
     DiskHealth,
@@ -291,6 +291,32 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
         assert synced == []
         assert scrub_pages(file.fileno(), {2}, 4096, again=True) == 1
         assert synced == [file.fileno()]
+
+
+def test_gaps_are_zeroed_again_after_failed_sync_and_blocking_reader(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database(path, clock)
+    database.tx.conn.execute("UPDATE meta SET value = value || 'x'")
+    database.eraser.record_deletion()
+    with monkeypatch.context() as patch:
+        patch.setattr("helper.store.sqlite.erasure.scrub_pages", raise_io_error)
+        database.eraser.run_due(idle=True)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchall()
+    database.tx.conn.execute("UPDATE meta SET value = value || 'x'")
+    clock.advance(ERROR_RETRY_SECONDS)
+    database.eraser.run_due(idle=True)
+    reader.close()
+
+    scrubbed: list[bool] = []
+    monkeypatch.setattr("helper.store.sqlite.erasure.scrub_pages", lambda *_, again: scrubbed.append(again))
+    database.eraser.run_due(idle=True)
+
+    assert scrubbed == [True]
+    assert not database.eraser.is_pending
+    database.close()
 
 
 async def test_open_after_crash_checkpoints_wal_first(store: SqliteStore, path: Path, clock: FakeClock) -> None:
