@@ -304,7 +304,8 @@ class Sender:
         return is_ready
 
     async def _prove_anew(self, reveal: SentReveal, reason: str) -> Wait | None:
-        is_refused = self._shows_refused_circuit(reveal)
+        spared_for = self._nodes_to_spare_for(reveal)
+        is_refused = self._shows_refused_circuit(reveal, spared_for)
         node, result = (None, None) if is_refused else await self._find_result(reveal)
         if node is not None and result is not None:
             if shows_spent(result):
@@ -316,22 +317,29 @@ class Sender:
         if is_refused:
             self._refuse_circuit(reveal, node)
         await self._requeue(reveal.share_id, reason)
+        self._states.get(reveal.share_id).spared_for = spared_for
         return None
 
-    def _shows_refused_circuit(self, reveal: SentReveal) -> bool:
+    def _nodes_to_spare_for(self, reveal: SentReveal) -> set[str]:
+        """Nodes that checked a message with another root, and so have said nothing about its circuit.
+
+        The next proof of the share is for the root of one of them, if its tree has the leaf.
+        """
+        usable = {node.name for node in self.node_pool.usable_nodes}
+        other_roots = self._states.get(reveal.share_id).other_roots
+        return (other_roots & usable) - self.circuits.refusers.get(reveal.row.circuit, set())
+
+    def _shows_refused_circuit(self, reveal: SentReveal, spared_for: set[str]) -> bool:
         """Whether the responses to a message that was not confirmed show that the chain refuses its circuit.
 
-        Every node that checked the proof refused it, and the others had ten blocks to accept it. A node that checked it
-        with another root has said nothing, and the next proof of the share is for its root, if its tree has the leaf:
-        the circuit is kept once for its sake.
+        Every node that checked the proof refused it, and the others had ten blocks to accept it. The circuit is kept
+        once for the sake of each node that checked it with another root.
         """
-        circuit, state = reveal.row.circuit, self._states.get(reveal.share_id)
-        refusers = self.circuits.refusers.get(circuit, set())
-        usable = {node.name for node in self.node_pool.usable_nodes}
-        before, state.spared_for = state.spared_for, (state.other_roots & usable) - refusers
-        if not state.spared_for <= before:
+        circuit = reveal.row.circuit
+        if not spared_for <= self._states.get(reveal.share_id).spared_for:
             return False
-        return self._is_refused(reveal) or (bool(refusers) and self.circuits.is_unproven(circuit))
+        has_refusers = bool(self.circuits.refusers.get(circuit))
+        return self._is_refused(reveal) or (has_refusers and self.circuits.is_unproven(circuit))
 
     def _refuse_circuit(self, reveal: SentReveal, found_by: Node | None = None) -> None:
         """Prove the share with another circuit, and others too unless nodes dispute whether this share is counted.

@@ -341,6 +341,22 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
         pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, r) for r in pipeline.prover.roots.values()}
 
 
+async def test_circuit_is_kept_for_a_node_with_another_root_also_after_a_full_disk(pipeline: Pipeline) -> None:
+    pipeline.set_replies(BAD_PROOF_REPLY)
+    pipeline.circuits.select_initial("svote-test", "", "k10")
+    share = await pipeline.prepare_message()
+    (root,) = pipeline.prover.roots.values()
+    pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, root)}
+    await pipeline.sender.send(share)
+    pipeline.store.failing_calls.add("requeue")
+    for _ in range(REPROVE_BLOCKS + 2):
+        await pipeline.next_block()
+    pipeline.store.failing_calls.clear()
+    await pipeline.next_block(REPROVE_BLOCKS)
+    assert pipeline.read_share(1) == (ShareState.WAITING,)
+    assert pipeline.circuits.current == "k10"
+
+
 async def test_share_that_is_never_confirmed_is_proven_at_growing_intervals(pipeline: Pipeline) -> None:
     proven_at: list[int] = []
     async with pipeline.run_dispatcher():
