@@ -303,6 +303,7 @@ class Service:
 
     def _create_cluster_member(self, lease: Lease) -> ClusterMember:
         self.store.listen(self._on_notification)
+        self.store.renew_claims_while(lambda: self.prover_pool.is_ready)
         return ClusterMember(
             self.store,
             lease=lease,

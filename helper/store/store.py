@@ -170,6 +170,9 @@ class Store(QueueReader, ABC):
         and may be lost; the payload "" means that some may have been lost.
         """
 
+    def renew_claims_while(self, can_prove: Callable[[], bool]) -> None:
+        """Let other hosts take the shares that this one has claimed while it cannot prove. Call this before `open`."""
+
     async def _check_rows(self) -> None:
         after: int | None = 0
         while after is not None:

@@ -84,6 +84,7 @@ class PostgresStore(Store):
         super().__init__(self._writer, self._reader, self._operator_reader)
         self._first_rank = rank(b"first rank of a host", host.encode())
         self._callbacks: list[Callable[[str], None]] = []
+        self._can_prove: Callable[[], bool] = lambda: True
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -116,10 +117,10 @@ class PostgresStore(Store):
         await self._writer.stop()
 
     async def _renew_claims(self) -> None:
-        """Renew the claims of this host for as long as its event loop makes progress."""
+        """Renew the claims of this host for as long as its event loop makes progress and it can prove."""
         while True:
             await asyncio.sleep(self._claims.lease_seconds / _RENEWALS_PER_LEASE)
-            if self._claims.fences:
+            if self._claims.fences and self._can_prove():
                 try:
                     await self.run(renew_claims)
                 except StoreError as error:
@@ -253,6 +254,10 @@ class PostgresStore(Store):
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""
         self._callbacks.append(callback)
+
+    def renew_claims_while(self, can_prove: Callable[[], bool]) -> None:
+        """See `Store`."""
+        self._can_prove = can_prove
 
 
 async def _run_until_cancelled(function: Callable[[], Awaitable[None]]) -> None:
