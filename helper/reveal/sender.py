@@ -61,6 +61,8 @@ DOUBT_CHECK_SECONDS = 2.0
 """Seconds between two checks of the messages that wait for a time, because heights may be false."""
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
+VERIFY_SECONDS = 30.0
+"""Maximum seconds that a send waits for the local verifier, because the sends of other shares wait for it."""
 VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
 
@@ -547,8 +549,9 @@ class Sender:
         circuit = reveal.row.circuit
         try:
             statement = get_generation(circuit).create_statement(message, root)
-            return await self.verifier.verify(circuit, message.proof, statement)
-        except (ProverError, CircuitError):
+            async with asyncio.timeout(VERIFY_SECONDS):
+                return await self.verifier.verify(circuit, message.proof, statement)
+        except (TimeoutError, ProverError, CircuitError):
             return True
 
 

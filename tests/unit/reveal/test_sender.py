@@ -268,6 +268,18 @@ async def test_proof_failing_own_verification_spends_attempt(pipeline: Pipeline)
     assert pipeline.circuits.current == "k10"
 
 
+async def test_verifier_that_does_not_respond_delays_no_other_share(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helper.reveal.sender.VERIFY_SECONDS", 0.05)
+    monkeypatch.setattr(pipeline.prover, "verify", lambda *_: asyncio.Event().wait())
+    pipeline.nodes.replies[FIRST_NODE] = BAD_PROOF_REPLY
+    await pipeline.prepare_message()
+    async with asyncio.timeout(30):
+        await pipeline.sender.reconcile()
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.SENT, 0)
+
+
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("reply", [BAD_PROOF_REPLY, reply_with(400, error="validation failed: anchor height is zero")])
 async def test_proof_whose_root_is_not_known_is_not_checked_against_another(
