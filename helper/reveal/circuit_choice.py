@@ -179,10 +179,16 @@ class CircuitChoice:
             raise CircuitError("no circuit for this kind of share")
         return candidates[0]
 
-    def is_outdated(self, circuit: str, share_id: int) -> bool:
-        """Whether a share that was proven with this generation is now proven with another one."""
+    def is_outdated(self, circuit: str, share_id: int, *, was_sent: bool) -> bool:
+        """Whether a share that was proven with this generation is now proven with another one.
+
+        A message that was never sent may be of another host, which does not know of the refusals of this share.
+        """
         generation = GENERATIONS.get(circuit)
-        return generation is None or self.circuit_for(generation.kind, share_id) != circuit
+        if generation is None:
+            return True
+        is_of_others = not was_sent and circuit == self.circuit_for(generation.kind)
+        return not is_of_others and circuit != self.circuit_for(generation.kind, share_id)
 
     @property
     def pause_reason(self) -> str | None:

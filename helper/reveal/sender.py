@@ -250,9 +250,10 @@ class Sender:
 
     def _decide(self, reveal: SentReveal) -> send_policy.Step:
         now, head, state = self.clock.monotonic(), self.node_pool.head, self._states.get(reveal.share_id)
+        circuit, was_sent = reveal.row.circuit, reveal.row.sends > 0
         state.use_message(reveal.row.tx_hash)
         ended_at = state.ended_at
-        if ended_at is None and (reveal.row.sends or not reveal.is_first_message):
+        if ended_at is None and (was_sent or not reveal.is_first_message):
             ended_at = self._sending_since  # it may have been sent before: it waits for a block produced since
         process = ProcessFacts(
             now=now,
@@ -263,7 +264,7 @@ class Sender:
             began_at=self._sending_since if state.message_sent_at is None else state.message_sent_at,
             ended_at=ended_at,
             seconds_left=self.retries.seconds_left(reveal.round_id),
-            is_circuit_refused=self.circuits.is_outdated(reveal.row.circuit, reveal.share_id),
+            is_circuit_refused=self.circuits.is_outdated(circuit, reveal.share_id, was_sent=was_sent),
             sent_before=state.sent_before,
             is_disputed=send_policy.is_disputed(reveal, state.verdicts.values(), self.node_pool.needed),
         )

@@ -273,7 +273,7 @@ class HostProcess:
         circuits = SimpleNamespace(
             refusers={},
             is_unproven=lambda _circuit: False,
-            is_outdated=lambda _circuit, _share_id: False,
+            is_outdated=lambda _circuit, _share_id, was_sent: False,
             record_accepted=lambda _circuit, _node: None,
             circuit_for=lambda _kind, _share_id: "k11",
             use_other=lambda _share_id, _circuit: None,

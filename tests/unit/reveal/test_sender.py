@@ -353,6 +353,14 @@ async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another
         pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, r) for r in pipeline.prover.roots.values()}
 
 
+async def test_message_of_a_host_that_does_not_know_of_a_refusal_is_sent(pipeline: Pipeline) -> None:
+    share = await pipeline.prepare_message()
+    pipeline.circuits.use_other(share, "k10")  # a node has refused an earlier message; the chain counts others since
+    await pipeline.sender.send(share)
+    assert pipeline.read_share(1) == (ShareState.SENT,)
+    assert len(pipeline.nodes.posts) == 1
+
+
 async def test_circuit_is_kept_for_a_node_with_another_root_also_after_a_full_disk(pipeline: Pipeline) -> None:
     pipeline.set_replies(BAD_PROOF_REPLY)
     pipeline.circuits.select_initial("svote-test", "", "k10")
