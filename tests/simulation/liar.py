@@ -29,10 +29,12 @@ class Lie(Enum):
     AHEAD = "reports a height that is 60 too high"
     AHEAD_BRIEFLY = "reports a height that is 90 too high for some seconds"
     AHEAD_GROWING = "reports a height that rises by one each second"
+    LOW = "reports a height that is 120 too low"
     ONE_HEIGHT = "reports one height, with the current time"
     EMPTY_BLOCKS = "serves blocks without transactions"
     FUTURE_BLOCKS = "serves 50 empty blocks above its newest one"
     FORGED_TIME = "reports heads two minutes and blocks ten years ahead"
+    OLD_HEADS = "reports heads two minutes old"
     FALSE_END = "lists rounds with another vote_end_time"
     FALSE_PROPOSALS = "lists rounds with other proposals"
     FALSE_CREATED = "lists rounds with another created_at_height"
@@ -46,6 +48,7 @@ class Lie(Enum):
     EXTRA_ROUND = "lists a round that does not exist"
     DISPUTE = "adds a reveal to each block"
     INDEX_GAPS = "its index of transactions lacks every second one"
+    BAD_RESULTS = "reports a refused proof as the result of each transaction"
     TWIN = "serves another chain from its present height on"
     SWALLOW = "accepts reveals without forwarding them"
 
@@ -54,10 +57,11 @@ FALSE_HEIGHTS: dict[Lie, Callable[[float], int]] = {
     Lie.AHEAD: lambda seconds: 60,
     Lie.AHEAD_BRIEFLY: lambda seconds: 90 if seconds < BRIEF_SECONDS else 0,
     Lie.AHEAD_GROWING: int,
+    Lie.LOW: lambda seconds: -120,
     Lie.FUTURE_BLOCKS: lambda seconds: 50,
     Lie.INVENTED_BLOCK: lambda seconds: 85,
 }
-"""Blocks by which the reported height is too high, by the seconds since the lie began."""
+"""Blocks by which the reported height is too high, by the seconds since the lie began. The greatest one counts."""
 SCRIPTED_LIES = frozenset({Lie.EXTENDED_TREE, Lie.FALSE_CIRCUIT})
 """Lies that no seed draws."""
 SWALLOWING = frozenset({Lie.INVENTED_BLOCK, Lie.TWIN, Lie.SWALLOW})
@@ -108,14 +112,15 @@ class Liar:
             return height
         seconds = asyncio.get_running_loop().time() - self._started_at
         height = self._fork_height if self.tells(Lie.ONE_HEIGHT) else height
-        return height + max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
+        shift = max((FALSE_HEIGHTS[lie](seconds) for lie in self.lies & FALSE_HEIGHTS.keys()), default=0)
+        return max(1, height + shift)
 
     def head(self, head: BlockHead) -> BlockHead:
         """The newest block that the node reports."""
         if not self.lies:
             return head
-        time = head.time + 119 if self.tells(Lie.FORGED_TIME) else head.time
-        return replace(head, height=self.false_height(head.height), time=time)
+        shift = 119 * self.tells(Lie.FORGED_TIME) - 121 * self.tells(Lie.OLD_HEADS)
+        return replace(head, height=self.false_height(head.height), time=head.time + shift)
 
     def block(self, height: int, newest: int) -> SimBlock | None:
         """A block as the node serves it; None if there is none. `newest` is the height of its newest true block."""
@@ -148,6 +153,8 @@ class Liar:
     def find_transaction(self, tx_hash: bytes, true: TxResult | None, newest: int) -> TxResult | None:
         if self.tells(Lie.FALSE_SPENT):
             return TxResult(0, newest, "")
+        if self.tells(Lie.BAD_RESULTS):
+            return TxResult(1, newest, BAD_PROOF_LOG)
         if tx_hash in self._own_results:
             return TxResult(0, self._own_results[tx_hash], "")
         is_hidden = self.tells(Lie.INDEX_GAPS) and tx_hash[0] % 2
