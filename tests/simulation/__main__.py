@@ -1,7 +1,7 @@
 """Run simulation seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
 
 A failing seed prints its event log. Every run of a seed is identical. With `--liar ahead,swallow --nodes 3`, one of
-three nodes tells these lies (`any`: one or two at a time, drawn) instead of the seed's faults. With `--fleet`, several
+three nodes tells these lies (`any`: one or two at a time, drawn), and another one has faults. With `--fleet`, several
 helpers run on one chain instead, see `fleet_command`; with `--wallets`, all clients vote, see `wallet_fleet`. The last
 line on standard output is a JSON summary; everything else goes to standard error. The exit status is 1 if a promise
 was broken.

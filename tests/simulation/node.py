@@ -54,10 +54,10 @@ class NodeFault(Enum):
 
 
 SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.NO_INDEX})
-"""Faults that no seed draws."""
+"""Faults that no seed draws without a liar."""
 FAR_BEHIND_SECONDS = 55.0
 
-FALSE_HEIGHT_FAULTS = frozenset({NodeFault.STALE, NodeFault.LAGGING, NodeFault.RESET})
+FALSE_HEIGHT_FAULTS = frozenset({NodeFault.STALE, NodeFault.LAGGING, NodeFault.FAR_BEHIND, NodeFault.RESET})
 """Faults of a node that is in sync, for a minute or longer, with other heights than the chain's."""
 FALSE_RESPONSE_FAULTS = frozenset(
     {
@@ -129,7 +129,7 @@ class SimNode:
             return max(1, newest - self._lag)
         if self.fault is NodeFault.FAR_BEHIND:
             limit = self.chain.now() - FAR_BEHIND_SECONDS
-            return max(1, *(height for height in range(1, newest + 1) if self.chain.head(height).time <= limit))
+            return next((height for height in range(newest, 1, -1) if self.chain.head(height).time <= limit), 1)
         if self.fault is NodeFault.SYNCING:
             return max(
                 1,

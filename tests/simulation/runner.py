@@ -20,7 +20,7 @@ def run_seeds(
 
     Args:
         jobs: number of processes; 1 runs the seeds in this process.
-        liar: lies of one node that replace each scenario's faults.
+        liar: lies of one node, see `run_seed`.
     """
     if jobs <= 1 or len(seeds) == 1:
         yield from (run_seed(seed, verbose=verbose, liar=liar) for seed in seeds)

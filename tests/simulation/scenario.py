@@ -9,11 +9,13 @@ counted.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from helper.chain.agreement import AGREEING_NODES
 from tests.simulation.liar import SCRIPTED_LIES, Lie
-from tests.simulation.node import SCRIPTED_FAULTS, NodeFault
+from tests.simulation.node import FALSE_RESPONSE_FAULTS, SCRIPTED_FAULTS, NodeFault
 from tests.simulation.prover import ProverFault
 
 
@@ -200,18 +202,26 @@ def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
         plan = _add_liar(random.Random(f"liar {seed}"), plan, liar)
     episodes = _draw_episodes(rng, plan, plan.rounds)
     if liar is not None:
-        episodes = tuple(e for e in episodes if not _is_of_nodes(e.fault) and not _confirms_false_time(e, plan, liar))
+        kept = (e for e in episodes if not _is_of_nodes(e.fault) and not _exceeds_limits(e, plan))
+        episodes = (*plan.episodes, *kept)
     return replace(plan, episodes=episodes)
 
 
-def _confirms_false_time(episode: FaultEpisode, plan: Scenario, liar: LiarPlan) -> bool:
-    """Whether the local clock agrees with a false node, so that the other of two nodes is outvoted.
+def _exceeds_limits(episode: FaultEpisode, plan: Scenario) -> bool:
+    """Whether the clock or a restart, lies, and faults of another node break a promise at once, as is documented.
 
-    That is a documented limit: shares are then sent early.
+    If the clock agrees with a false node's times, the only node without a fault is outvoted: shares are sent early. If
+    the service starts, or its clock is set, while the nodes with old blocks are the majority, it proves nothing.
     """
-    times = [lie for lie in plan.lie_episodes if Lie.FORGED_TIME in lie.lies]
-    is_clock_fast = episode.fault is ServiceFault.CLOCK and episode.clock_offset > 0 and liar.nodes == 2
-    return is_clock_fast and any(lie.start < episode.end and episode.start < lie.end for lie in times)
+    is_restart, is_clock = episode.fault in (ServiceFault.CRASH, ServiceFault.STOP), episode.fault is ServiceFault.CLOCK
+    end = episode.end + KILL_TIMEOUT_SECONDS * is_restart
+    others = [each for each in (*plan.lie_episodes, *plan.episodes) if each.start < end and episode.start < each.end]
+    lies = {lie for each in others if isinstance(each, LieEpisode) for lie in each.lies}
+    is_stale = any(isinstance(each, FaultEpisode) and each.fault is NodeFault.STALE for each in others)
+    is_outvoted = len(plan.nodes_with_rpc) - len({each.node for each in others}) < AGREEING_NODES
+    return (is_clock and episode.clock_offset > 0 and Lie.FORGED_TIME in lies and is_outvoted) or (
+        (is_clock or is_restart) and Lie.OLD_HEADS in lies and is_stale
+    )
 
 
 def _is_of_nodes(fault: NodeFault | ProverFault | ServiceFault) -> bool:
@@ -219,28 +229,42 @@ def _is_of_nodes(fault: NodeFault | ProverFault | ServiceFault) -> bool:
 
 
 def _add_liar(rng: random.Random, plan: Scenario, liar: LiarPlan) -> Scenario:
-    """Let one node tell lies until the run settles.
+    """Let one node tell lies until the run settles, and of three nodes another one have faults.
 
-    Every share that is due early enough must be counted while the node lies.
+    Every share that is due early enough must be counted in the meantime.
     """
     # The first configured node gets most requests, and a lie at a round's first listing has nothing to contradict.
     node = rng.choice((0, rng.randrange(liar.nodes)))
     healthy = (node + rng.randrange(1, max(2, liar.nodes))) % liar.nodes
-    at, last = rng.choice((0.0, rng.uniform(0, 120))), plan.duration - SETTLING_SECONDS
-    episodes = list[LieEpisode]()
-    while at < last:
-        lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
-        end = min(last, at + rng.choice(lengths))
-        lies = liar.lies or tuple(rng.sample([lie for lie in Lie if lie not in SCRIPTED_LIES], rng.choice((1, 2))))
-        episodes.append(LieEpisode(at, end, node, lies))
-        at = end + rng.choice((0.0, rng.uniform(1, 60)))
+    drawn_lies = [lie for lie in Lie if lie not in SCRIPTED_LIES]
+    drawn_faults = [fault for fault in NodeFault if fault not in FALSE_RESPONSE_FAULTS]
+    lie_episodes = [
+        LieEpisode(start, end, node, liar.lies or tuple(rng.sample(drawn_lies, rng.choice((1, 2)))))
+        for start, end in _draw_spans(rng, plan)
+    ]
+    episodes = [
+        FaultEpisode(start, end, rng.choice(drawn_faults), other)
+        for other in set(range(liar.nodes)) - {node, healthy}
+        for start, end in _draw_spans(rng, plan)
+    ]
     return replace(
         plan,
         nodes_with_rpc=tuple(rng.random() < 0.6 for _ in range(liar.nodes)),
         healthy_node=healthy,
         rounds=tuple(replace(plan_round, requires_all_shares=True) for plan_round in plan.rounds),
-        lie_episodes=tuple(episodes),
+        episodes=tuple(episodes),
+        lie_episodes=tuple(lie_episodes),
     )
+
+
+def _draw_spans(rng: random.Random, plan: Scenario) -> Iterator[tuple[float, float]]:
+    """Draw starts and ends that leave few gaps until the run settles."""
+    at, last = rng.choice((0.0, rng.uniform(0, 120))), plan.duration - SETTLING_SECONDS
+    while at < last:
+        lengths = (rng.uniform(10, 60), rng.uniform(60, 600), plan.duration, plan.duration)
+        end = min(last, at + rng.choice(lengths))
+        yield at, end
+        at = end + rng.choice((0.0, rng.uniform(1, 60)))
 
 
 def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:
