@@ -45,6 +45,7 @@ class Lie(Enum):
     FALSE_CIRCUIT = "refuses valid proofs and accepts those of another circuit"
     ERROR_TEXTS = "answers requests for blocks with errors that no version knows"
     INVENTED_BLOCK = "serves blocks far above the chain's that contain the reveals sent to it"
+    NO_ROUNDS = "lists no round"
     EXTRA_ROUND = "lists a round that does not exist"
     DISPUTE = "adds a reveal to each block"
     INDEX_GAPS = "its index of transactions lacks every second one"
@@ -196,6 +197,8 @@ class Liar:
             ),
             Lie.FALSE_STATUS: lambda known: replace(known, status=self._status),
         }
+        if self.tells(Lie.NO_ROUNDS):
+            rounds = []
         for lie, change in changes.items():
             if self.tells(lie):
                 rounds = [change(known) for known in rounds]

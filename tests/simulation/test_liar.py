@@ -50,6 +50,7 @@ CHANGED: dict[Lie, set[str]] = {
     Lie.FALSE_CIRCUIT: {SEND},
     Lie.ERROR_TEXTS: {BLOCK, TIME, FUTURE},
     Lie.INVENTED_BLOCK: {HEAD, FUTURE, SEND},
+    Lie.NO_ROUNDS: {ROUNDS},
     Lie.EXTRA_ROUND: {ROUNDS},
     Lie.DISPUTE: {BLOCK},
     Lie.INDEX_GAPS: {RESULT},
