@@ -21,10 +21,9 @@ from helper.core.dispatch_order import BacklogLimits
 from helper.observability.stats import percentile
 from tests.campaign.rank_correlation import rank_correlation
 from tests.simulation.node import SimNode
-from tests.simulation.run import patch_environment
+from tests.simulation.run import create_world
 from tests.simulation.scenario import FaultEpisode, PlannedPost, PlannedVote, RoundPlan, Scenario, ServiceFault
-from tests.simulation.virtual_loop import SimLoop
-from tests.simulation.world import World, seeded_random
+from tests.simulation.world import seeded_random
 
 SHARES_PER_VOTE: Final = 4
 CAST_SECONDS: Final = 240.0
@@ -82,19 +81,17 @@ def simulate_rounds(
             due at once become due one by one in this time.
     """
     plan = create_plan(seed, sizes, seconds, ends or {}, due_at_once, outage_seconds)
-    loop = SimLoop(seeded_random(seed, "loop"), shuffled=True)
-    world = World(seed, loop, plan)
     first_sent: dict[bytes, float] = {}
-    check_broadcast = world.promise_checker.on_broadcast
+    with create_world(seed, plan) as world:
+        check_broadcast = world.promise_checker.on_broadcast
 
-    def on_broadcast(message: RevealMessage, node: SimNode) -> None:
-        first_sent.setdefault(message.nullifier, loop.time())
-        check_broadcast(message, node)
+        def on_broadcast(message: RevealMessage, node: SimNode) -> None:
+            first_sent.setdefault(message.nullifier, world.loop.time())
+            check_broadcast(message, node)
 
-    for node in world.nodes:
-        node.on_broadcast = on_broadcast
-    with patch_environment(seed, world.event_log):
-        loop.run_until_complete(world.run())
+        for node in world.nodes:
+            node.on_broadcast = on_broadcast
+        world.loop.run_until_complete(world.run())
     numbers = {round_.round_id: number for number, round_ in enumerate(world.rounds)}
     tracked = world.promise_checker.shares
     by_arrival = sorted(tracked, key=lambda spent: tracked[spent].acknowledged_at or 0.0)
@@ -108,8 +105,6 @@ def simulate_rounds(
             (world.rounds[number].round_id, spent) in world.chain.confirmed for spent in sent
         )
         result.lateness[number] = [first_sent[spent] - tracked[spent].due_at for spent in sent]
-    world.disk.close()
-    loop.close()
     return result
 
 

@@ -21,7 +21,7 @@ import structlog
 import proofs
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree, commitment
-from tests.simulation.scenario import LiarPlan, draw_liar, draw_scenario
+from tests.simulation.scenario import LiarPlan, Scenario, draw_liar, draw_scenario
 from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, seeded_random
 
@@ -131,25 +131,30 @@ def _garbage_collection_paused() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def create_world(seed: int, plan: Scenario, *, verbose: bool = False) -> Iterator[World]:
+    """Create the world of a scenario in its environment, and close it at the end."""
+    world = World(seed, SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled), plan)
+    with patch_environment(seed, world.event_log, verbose=verbose):
+        yield world
+    world.disk.close()
+    world.loop.close()
+
+
 def _simulate(seed: int, *, verbose: bool, liar: LiarPlan | None) -> SeedResult:
-    plan = draw_scenario(seed, liar or draw_liar(seed))
-    loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
-    world = World(seed, loop, plan)
     lines: list[str] = []
     violations: list[str] = []
-    with patch_environment(seed, world.event_log, verbose=verbose):
+    with create_world(seed, draw_scenario(seed, liar or draw_liar(seed)), verbose=verbose) as world:
+        loop, event_log = world.loop, world.event_log
         try:
             loop.run_until_complete(world.run())
         except StuckError as error:
             violations.append(repr(error))
     for fault in loop.unhandled_errors:
         violations.append(f"an unhandled error: {fault.get('message')} {fault.get('exception')!r}")
-    event_log = world.event_log
     counts = dict(sorted(world.promise_checker.counts.items()))
     if violations or event_log.violations or verbose:
         lines = event_log.format_lines()
     digest = sha256(f"{event_log.digest} {loop.passes} {loop.time()}".encode()).hexdigest()
-    world.disk.close()
-    loop.close()
     violations += event_log.violations
     return SeedResult(seed, violations, digest, loop.time(), counts, lines, dict(event_log.broken))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from helper.chain.agreement import AGREEING_NODES
@@ -131,7 +131,7 @@ class Scenario:
     circuits: tuple[tuple[float, str], ...] = ((0.0, "k10"),)
     rounds: tuple[RoundPlan, ...] = ()
     votes: tuple[PlannedVote, ...] = ()
-    episodes: tuple[FaultEpisode, ...] = field(default=())
+    episodes: tuple[FaultEpisode, ...] = ()
     lie_episodes: tuple[LieEpisode, ...] = ()
 
 
@@ -202,8 +202,8 @@ def draw_scenario(seed: int, liar: LiarPlan | None = None) -> Scenario:
         plan = _add_liar(random.Random(f"liar {seed}"), plan, liar)
     episodes = _draw_episodes(rng, plan, plan.rounds)
     if liar is not None:
-        kept = (e for e in episodes if not _is_of_nodes(e.fault) and not _exceeds_limits(e, plan))
-        episodes = (*plan.episodes, *kept)
+        kept = (e for e in episodes if e.node is None and e.fault is not ServiceFault.OUTAGE)
+        episodes = (*plan.episodes, *(episode for episode in kept if not _exceeds_limits(episode, plan)))
     return replace(plan, episodes=episodes)
 
 
@@ -222,10 +222,6 @@ def _exceeds_limits(episode: FaultEpisode, plan: Scenario) -> bool:
     return (is_clock and episode.clock_offset > 0 and Lie.FORGED_TIME in lies and is_outvoted) or (
         (is_clock or is_restart) and Lie.OLD_HEADS in lies and is_stale
     )
-
-
-def _is_of_nodes(fault: NodeFault | ProverFault | ServiceFault) -> bool:
-    return isinstance(fault, NodeFault) or fault is ServiceFault.OUTAGE
 
 
 def _add_liar(rng: random.Random, plan: Scenario, liar: LiarPlan) -> Scenario:

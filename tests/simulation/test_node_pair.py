@@ -10,10 +10,8 @@ from tests.simulation.chain import EPOCH
 from tests.simulation.liar import Lie
 from tests.simulation.node import NodeFault
 from tests.simulation.rounds import BACKLOG_START, create_plan
-from tests.simulation.run import patch_environment
+from tests.simulation.run import create_world
 from tests.simulation.scenario import FaultEpisode, LieEpisode
-from tests.simulation.virtual_loop import SimLoop
-from tests.simulation.world import World, seeded_random
 
 SHARES = 48
 MAX_SECONDS = 20.0
@@ -47,16 +45,12 @@ def simulate_pair(
         episodes=() if fault is None else (FaultEpisode(start, plan.duration, fault, 1),),
         lie_episodes=(LieEpisode(start, BACKLOG_START + LIE_SECONDS, 1, lies),) if lies else (),
     )
-    loop = SimLoop(seeded_random(seed, "loop"), shuffled=True)
-    world = World(seed, loop, plan)
-    for node in world.nodes:
-        node.send_error_rate = SEND_ERROR_RATE
-    with patch_environment(seed, world.event_log):
-        loop.run_until_complete(world.run())
+    with create_world(seed, plan) as world:
+        for node in world.nodes:
+            node.send_error_rate = SEND_ERROR_RATE
+        world.loop.run_until_complete(world.run())
     due_at = EPOCH + BACKLOG_START
     counted = sorted(world.chain.head(height).time - due_at for height in world.chain.confirmed.values())
-    world.disk.close()
-    loop.close()
     return counted, world.event_log.violations
 
 
@@ -91,15 +85,12 @@ def test_every_share_is_counted_while_one_of_two_nodes_is_unreachable_for_an_hou
         proof_seconds=0.1,
         episodes=(FaultEpisode(BACKLOG_START, end, NodeFault.UNREACHABLE, 1),),
     )
-    loop = SimLoop(seeded_random(1, "loop"), shuffled=True)
-    world = World(1, loop, plan)
     rows_before_return: list[int] = []
-    loop.call_at(end - 1.0, lambda: rows_before_return.append(len(world.disk.query_rows("SELECT id FROM shares"))))
-    with patch_environment(1, world.event_log):
-        loop.run_until_complete(world.run())
+    with create_world(1, plan) as world:
+        disk = world.disk
+        world.loop.call_at(end - 1.0, lambda: rows_before_return.append(len(disk.query_rows("SELECT id FROM shares"))))
+        world.loop.run_until_complete(world.run())
     counted = {spent: world.chain.head(height).time for (_, spent), height in world.chain.confirmed.items()}
     late = [at - EPOCH - world.promise_checker.shares[spent].due_at for spent, at in counted.items()]
-    world.disk.close()
-    loop.close()
     assert (len(late), [seconds for seconds in late if seconds > MAX_SECONDS]) == (SHARES, [])
     assert (rows_before_return, world.event_log.violations) == ([SHARES], [])
