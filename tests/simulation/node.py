@@ -50,12 +50,14 @@ class NodeFault(Enum):
     NO_RPC = "RPC unreachable"
     PRUNED = "keeps few blocks"
     FAR_BEHIND = "far behind"
+    MINUTES_BEHIND = "minutes behind"
     NO_INDEX = "has no transaction index"
 
 
-SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.NO_INDEX})
+SCRIPTED_FAULTS = frozenset({NodeFault.FAR_BEHIND, NodeFault.MINUTES_BEHIND, NodeFault.NO_INDEX})
 """Faults that no seed draws without a liar."""
-FAR_BEHIND_SECONDS = 55.0
+SECONDS_BEHIND: Mapping[NodeFault | None, float] = {NodeFault.FAR_BEHIND: 55.0, NodeFault.MINUTES_BEHIND: 125.0}
+"""Seconds by which a node is behind, once the chain is that much further than at the fault's start."""
 
 FALSE_HEIGHT_FAULTS = frozenset({NodeFault.STALE, NodeFault.LAGGING, NodeFault.FAR_BEHIND, NodeFault.RESET})
 """Faults of a node that is in sync, for a minute or longer, with other heights than the chain's."""
@@ -127,9 +129,9 @@ class SimNode:
             return self._fault_height
         if self.fault is NodeFault.LAGGING:
             return max(1, newest - self._lag)
-        if self.fault is NodeFault.FAR_BEHIND:
-            limit = self.chain.now() - FAR_BEHIND_SECONDS
-            return next((height for height in range(newest, 1, -1) if self.chain.head(height).time <= limit), 1)
+        if self.fault in SECONDS_BEHIND:
+            limit, first = self.chain.now() - SECONDS_BEHIND[self.fault], self._fault_height
+            return next((height for height in range(newest, first, -1) if self.chain.head(height).time <= limit), first)
         if self.fault is NodeFault.SYNCING:
             return max(
                 1,
