@@ -158,6 +158,7 @@ LASTING_FAULTS = (
     NodeFault.ERRORS,
     NodeFault.REJECTS_BUSY,
 )
+"""Long faults of a node in how it handles reveals."""
 CLOCK_OFFSETS = (-3600.0, 3600.0, 315_360_000.0, -80.0, 80.0, 150.0, -150.0, 30.0)
 
 
@@ -326,7 +327,7 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
         if plan_round.requires_all_shares
     ]
     drawn = [
-        _draw_lasting_fault(rng, node, last)
+        FaultEpisode(rng.uniform(61, 120), rng.uniform(last / 3, last), rng.choice(LASTING_FAULTS), node)
         for node in range(len(plan.nodes_with_rpc))
         if fault_rate and rng.random() < 0.4
     ]
@@ -335,23 +336,13 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
         starts = [rng.uniform(60, last) for _ in range(rng.randint(4, 10))]
         drawn += [FaultEpisode(start, start + rng.choice((0.1, 2.0, 30.0)), ServiceFault.CRASH) for start in starts]
     accepted: list[FaultEpisode] = []
-    for candidate in drawn:
-        episode = (
-            candidate if candidate.node not in (None, plan.healthy_node) else _end_before_calm(candidate, calm_spans)
-        )
-        if episode.start < episode.end and not any(_is_overlapping(episode, other) for other in accepted):
-            accepted.append(episode)
+    for episode in drawn:
+        spans = calm_spans if episode.node in (None, plan.healthy_node) else ()
+        starts = [start for start, over in spans if episode.end > start and episode.start < over]
+        shortened = replace(episode, end=min([episode.end, *starts]))
+        if shortened.start < shortened.end and not any(_is_overlapping(shortened, other) for other in accepted):
+            accepted.append(shortened)
     return tuple(sorted(accepted, key=lambda episode: episode.start))
-
-
-def _end_before_calm(episode: FaultEpisode, calm_spans: list[tuple[float, float]]) -> FaultEpisode:
-    end = min([episode.end, *(start for start, over in calm_spans if episode.end > start and episode.start < over)])
-    return replace(episode, end=end)
-
-
-def _draw_lasting_fault(rng: random.Random, node: int, last: float) -> FaultEpisode:
-    """Draw a long fault of a node in how it handles reveals."""
-    return FaultEpisode(rng.uniform(61, 120), rng.uniform(last / 3, last), rng.choice(LASTING_FAULTS), node)
 
 
 def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpisode:
