@@ -216,11 +216,12 @@ def _exceeds_limits(episode: FaultEpisode, plan: Scenario) -> bool:
     """
     is_restart, is_clock = episode.fault in (ServiceFault.CRASH, ServiceFault.STOP), episode.fault is ServiceFault.CLOCK
     end = episode.end + KILL_TIMEOUT_SECONDS * is_restart
-    others = [each for each in (*plan.lie_episodes, *plan.episodes) if each.start < end and episode.start < each.end]
-    lies = {lie for each in others if isinstance(each, LieEpisode) for lie in each.lies}
-    old = (NodeFault.STALE, NodeFault.MINUTES_BEHIND)
-    is_stale = any(isinstance(each, FaultEpisode) and each.fault in old for each in others)
-    is_outvoted = len(plan.nodes_with_rpc) - len({each.node for each in others}) < AGREEING_NODES
+    lying = [each for each in plan.lie_episodes if each.start < end and episode.start < each.end]
+    faulty = [each for each in plan.episodes if each.start < end and episode.start < each.end]
+    lies = {lie for each in lying for lie in each.lies}
+    is_stale = any(each.fault in (NodeFault.STALE, NodeFault.MINUTES_BEHIND) for each in faulty)
+    limited_nodes = {each.node for each in lying} | {each.node for each in faulty}
+    is_outvoted = len(plan.nodes_with_rpc) - len(limited_nodes) < AGREEING_NODES
     return (is_clock and episode.clock_offset > 0 and Lie.FORGED_TIME in lies and is_outvoted) or (
         (is_clock or is_restart) and Lie.OLD_HEADS in lies and is_stale
     )
