@@ -130,7 +130,9 @@ async def test_check_has_time_for_late_reveals_in_addition(monkeypatch: pytest.M
     monkeypatch.setattr("conformance.runner.CHECK_SECONDS", 0.0)
 
     async def run(_session: Session) -> str:
-        await asyncio.sleep(0)  # time enough for a limit of 0 s to end the check
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_soon(later.set)  # called after the end of a limit of 0 s
+        await later.wait()
         return "seen"
 
     session = create_session()

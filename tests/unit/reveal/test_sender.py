@@ -335,12 +335,18 @@ async def test_refusal_by_a_node_with_another_root_says_nothing_about_circuit_or
     assert (pipeline.circuits.current, pipeline.circuits.refusers) == ("k10", {})
 
 
-async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another_root(pipeline: Pipeline) -> None:
+async def prepare_message_with_root_of_first_node(pipeline: Pipeline) -> int:
+    """Prepare a message that all nodes refuse, and whose root the second one does not serve. Returns the share's id."""
     pipeline.set_replies(BAD_PROOF_REPLY)
     pipeline.circuits.select_initial("svote-test", "", "k10")
     share = await pipeline.prepare_message()
     (root,) = pipeline.prover.roots.values()
     pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, root)}
+    return share
+
+
+async def test_refused_circuit_is_kept_once_for_a_node_that_checked_with_another_root(pipeline: Pipeline) -> None:
+    share = await prepare_message_with_root_of_first_node(pipeline)
     for current in ("k10", "k11"):
         for _ in range(REPROVE_BLOCKS + 2):
             await pipeline.sender.send(share)
@@ -362,11 +368,7 @@ async def test_message_of_a_host_that_does_not_know_of_a_refusal_is_sent(pipelin
 
 
 async def test_circuit_is_kept_for_a_node_with_another_root_also_after_a_full_disk(pipeline: Pipeline) -> None:
-    pipeline.set_replies(BAD_PROOF_REPLY)
-    pipeline.circuits.select_initial("svote-test", "", "k10")
-    share = await pipeline.prepare_message()
-    (root,) = pipeline.prover.roots.values()
-    pipeline.trees.unserved_roots = {(pipeline.endpoints.nodes[1].name, root)}
+    share = await prepare_message_with_root_of_first_node(pipeline)
     await pipeline.sender.send(share)
     pipeline.store.failing_calls.add("requeue")
     for _ in range(REPROVE_BLOCKS + 2):

@@ -592,19 +592,7 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     assert backend.query_rows("SELECT * FROM claims") == [before]
 
 
-async def test_live_host_renews_its_claims(backend: PostgresBackend, clock: FakeClock) -> None:
-    store = backend.create_store(clock, lease=3.0)
-    await store.open()
-    try:
-        await enqueue_shares(store, 1)
-        await claim_all_due(store)
-        ((first,),) = backend.query_rows("SELECT until FROM claims")
-        await wait_until(lambda: backend.query_rows("SELECT until FROM claims")[0][0] > first)
-    finally:
-        await store.close()
-
-
-async def test_claims_of_host_that_cannot_prove_go_to_others(
+async def test_host_renews_its_claims_only_while_it_can_prove(
     join_host: JoinHost, backend: PostgresBackend, clock: FakeClock
 ) -> None:
     store, can_prove = backend.create_store(clock, lease=1.0), [True]
