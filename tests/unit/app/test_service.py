@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from helper.config.sections import Config
 from helper.core.text_forms import format_time
 from helper.errors import HelperError, ReleaseError, StoreDisplaced
 from helper.observability.service_state import Check
-from helper.reveal.prover_pool import WorkerProcess
+from helper.reveal.prover_pool import ProverPool, WorkerProcess
 from helper.runtime.supervisor import FIRST_RESTART_SECONDS
 from helper.server.wallet_routes import create_wallet_edge
 from helper.store import blocks
@@ -30,9 +31,12 @@ from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.edge_client import create_edge_client
 from tests.support.fakes import wait_until
+from tests.support.postgres import find_binaries
 from tests.support.release import create_signed_release, sign_sums, write_sums
+from tests.support.shared_queue import create_key_file
 from tests.unit.chain.fakes import FakeNetwork, FakeNode
-from tests.unit.store.fixtures import enqueue_shares
+from tests.unit.store.conformance.backends import PostgresBackend
+from tests.unit.store.fixtures import claim_all_due, enqueue_shares
 from tests.unit.store.test_damage import damage_index
 
 pytestmark = pytest.mark.anyio
@@ -45,13 +49,11 @@ no_worker = partial(WorkerProcess.spawn, command=("false",))
 class ServiceHarness:
     """A service with one node; the service does not run, its store is open."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *others: str, lease: str = "auto") -> None:
+    def __init__(self, directory: Path, *others: str, **sections: Any) -> None:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
-        config = Config.model_validate(
-            {"helper": {"db_path": str(directory / "q.db"), "port": 0}, "sender": {"lease": lease}}
-        )
+        config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}, **sections})
         nodes = create_nodes([(f"http://{name}:1317", "") for name in ("node", *others)], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, spawn_worker=no_worker)
 
@@ -70,8 +72,8 @@ class ServiceHarness:
 
 
 @pytest.fixture
-async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServiceHarness]:
-    harness = ServiceHarness(tmp_path, monkeypatch)
+async def harness(tmp_path: Path) -> AsyncIterator[ServiceHarness]:
+    harness = ServiceHarness(tmp_path)
     await harness.service.store.open()
     yield harness
     await harness.service.store.close()
@@ -82,7 +84,7 @@ async def test_new_database_is_announced_until_it_knows_its_chain(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for is_new in (True, False):
-        harness = ServiceHarness(Path(), monkeypatch)
+        harness = ServiceHarness(Path())
         with capture_logs() as entries:
             async with harness.service.open_queue():
                 await harness.poll()
@@ -209,9 +211,9 @@ async def test_readiness_fails_while_dispatch_raises_errors(harness: ServiceHarn
     ],
 )
 async def test_readiness_fails_while_nodes_respond_and_agree_on_no_new_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: int | None, problem: str | None
+    tmp_path: Path, second: int | None, problem: str | None
 ) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch, "second")
+    harness = ServiceHarness(tmp_path, "second")
     other = FakeNode(harness.clock, height=100 if second is None else second)
     harness.network.nodes["second"] = other
     async with harness.service.open_queue():
@@ -236,10 +238,8 @@ async def test_readiness_fails_while_nodes_respond_and_agree_on_no_new_block(
         assert chain() is None
 
 
-async def test_readiness_fails_while_a_node_moves_the_agreed_height_up_and_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch, "second")
+async def test_readiness_fails_while_a_node_moves_the_agreed_height_up_and_down(tmp_path: Path) -> None:
+    harness = ServiceHarness(tmp_path, "second")
     other = harness.network.nodes["second"] = FakeNode(harness.clock, height=99)
     async with harness.service.open_queue():
         for number in range(12):
@@ -316,16 +316,14 @@ async def test_failing_route_of_only_node_does_not_pause_dispatch(
         assert harness.service.gates.get_dispatch_gate().pause_reason is None
 
 
-async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = ServiceHarness(tmp_path, monkeypatch)
+async def test_provers_start_with_the_circuit_that_the_chain_accepted_last(tmp_path: Path) -> None:
+    first = ServiceHarness(tmp_path)
     async with first.service.open_queue():
         assert first.service.prover_pool.circuits[0] == "k10"
         await first.poll()
         first.service.circuit_choice.select_initial("svote-1", "", None)
         await first.service.circuit_choice.record_counted("k11", 1)
-    restarted = ServiceHarness(tmp_path, monkeypatch)
+    restarted = ServiceHarness(tmp_path)
     async with restarted.service.open_queue():
         assert restarted.service.prover_pool.circuits == ("k11", "k10")
 
@@ -360,7 +358,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
 async def test_ended_component_ends_service_with_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None
 ) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch)
+    harness = ServiceHarness(tmp_path)
 
     async def end_component() -> None:
         if error is not None:
@@ -378,7 +376,7 @@ async def test_ended_component_ends_service_with_error(
 
 
 async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch)
+    harness = ServiceHarness(tmp_path)
     monkeypatch.setattr(harness.service.prover_pool, "run", wait_forever)
     monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -388,7 +386,7 @@ async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pyte
 async def test_failed_comparison_of_node_ids_is_reported_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch)
+    harness = ServiceHarness(tmp_path)
     calls = 0
 
     async def compare() -> None:
@@ -474,10 +472,8 @@ async def test_service_with_require_verified_starts_only_with_the_native_module_
         Service(config, spawn_worker=no_worker)
 
 
-async def test_sender_that_has_no_usable_node_or_does_not_dispatch_cannot_reveal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = ServiceHarness(tmp_path, monkeypatch, lease="s3://votes/sender.json")
+async def test_sender_that_has_no_usable_node_or_does_not_dispatch_cannot_reveal(tmp_path: Path) -> None:
+    harness = ServiceHarness(tmp_path, sender={"lease": "s3://votes/sender.json"})
     cluster, gates = harness.service.cluster, harness.service.gates
     assert cluster is not None
     await harness.service.node_pool.probe_all()
@@ -487,6 +483,27 @@ async def test_sender_that_has_no_usable_node_or_does_not_dispatch_cannot_reveal
     harness.node.age = 91
     await harness.service.node_pool.probe_all()
     assert not cluster._can_reveal()
+
+
+@pytest.mark.parametrize("database", ["cluster"] if find_binaries() is not None else [])
+async def test_host_renews_its_claims_only_while_a_prover_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, database: str
+) -> None:
+    is_ready = [True]
+    monkeypatch.setattr(ProverPool, "is_ready", property(lambda _: is_ready[0]))
+    backend = PostgresBackend(request.getfixturevalue(database).url, f"test_{token_hex(6)}")
+    store = {"url": backend.address, "schema_name": backend.schema, "lease_seconds": 1}
+    service = ServiceHarness(tmp_path, store={**store, "key_file": create_key_file(tmp_path)}).service
+    await service.store.open()
+    try:
+        await enqueue_shares(service.store, 1)
+        await claim_all_due(service.store)
+        ((first,),) = backend.query_rows("SELECT until FROM claims")
+        await wait_until(lambda: backend.query_rows("SELECT until FROM claims")[0][0] > first)
+        is_ready[0] = False
+        await wait_until(lambda: backend.query_rows("SELECT 1 FROM claims WHERE until < clock_timestamp()"))
+    finally:
+        await service.store.close()
 
 
 async def test_damaged_index_is_reported_until_the_next_start(harness: ServiceHarness, tmp_path: Path) -> None:

@@ -592,24 +592,6 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     assert backend.query_rows("SELECT * FROM claims") == [before]
 
 
-async def test_host_renews_its_claims_only_while_it_can_prove(
-    join_host: JoinHost, backend: PostgresBackend, clock: FakeClock
-) -> None:
-    store, can_prove = backend.create_store(clock, lease=1.0), [True]
-    store.renew_claims_while(lambda: can_prove[0])
-    await store.open()
-    try:
-        await enqueue_shares(store, 1)
-        await claim_all_due(store)
-        ((first,),) = backend.query_rows("SELECT until FROM claims")
-        await wait_until(lambda: backend.query_rows("SELECT until FROM claims")[0][0] > first)
-        can_prove[0] = False
-        await wait_until(lambda: backend.query_rows("SELECT 1 FROM claims WHERE until < clock_timestamp()"))
-        assert len(await claim_all_due(await join_host("two"))) == 1
-    finally:
-        await store.close()
-
-
 async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
     host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
