@@ -793,9 +793,9 @@ class TwoHosts:
         elif request.kind == "prove":
             yield False, label, _with_task(world, number, task)
         else:
-            yield from self._send(world, number, task, env, request.details[0])
+            yield from self._send(world, number, task, request.details[0])
 
-    def _send(self, world: World, number: int, task: Task, env: Env, node: str) -> Iterator[tuple[bool, Label, World]]:
+    def _send(self, world: World, number: int, task: Task, node: str) -> Iterator[tuple[bool, Label, World]]:
         """A message leaves. It reaches the node, or the node drops it, or there is no connection."""
         share = task.share
         label: Label = (task.kind, number, share, "to", node)

@@ -131,7 +131,7 @@ async def test_host_starts_if_the_first_server_does_not_respond(tmp_path: Path, 
 
 
 async def test_standby_promoted_in_round_has_every_acknowledged_share(
-    servers: Servers, hosts: Hosts, chain: DevChain, http: httpx.AsyncClient, database: str
+    servers: Servers, hosts: Hosts, chain: DevChain, database: str
 ) -> None:
     round_id = await chain.open_round()
     one = await hosts.start_host("one", servers.both_url)
@@ -167,7 +167,7 @@ async def test_standby_promoted_in_round_has_every_acknowledged_share(
 
 
 async def test_commits_that_wait_for_a_lost_standby_are_reported(
-    servers: Servers, hosts: Hosts, chain: DevChain, http: httpx.AsyncClient, database: str
+    servers: Servers, hosts: Hosts, chain: DevChain, database: str
 ) -> None:
     round_id = await chain.open_round()
     one = await hosts.start_host("one", servers.both_url)

@@ -88,7 +88,7 @@ def test_json_output_of_queue_commands_with_helper(run_json: RunJson, tmp_path: 
         check_queue_commands(run_json, live, "daemon")
 
 
-def test_json_output_of_queue_commands_without_helper(run_json: RunJson, tmp_path: Path) -> None:
+def test_json_output_of_queue_commands_without_helper(run_json: RunJson) -> None:
     create_queue_file(fill=enqueue_mixed)
     check_queue_commands(run_json, None, "file")
 
@@ -132,7 +132,7 @@ def test_json_output_of_db_commands(run_json: RunJson, tmp_path: Path) -> None:
     assert run_json("db restore", "b.age", "--force")["set_aside"]
 
 
-def test_json_output_of_config_and_health(run_json: RunJson, tmp_path: Path) -> None:
+def test_json_output_of_config_and_health(run_json: RunJson) -> None:
     assert run_json("version")["circuits"].keys() == {"k10", "k11"}
     run_json("config show")
     run_json("config show", "--origin")

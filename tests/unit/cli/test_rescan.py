@@ -80,9 +80,7 @@ def test_rescan_waits_and_reports_progress_and_pruned_blocks(
     assert (action.what, action.wanted, action.outcome) == ("rescan", {"from": 1}, {"blocks": 20})
 
 
-def test_rescan_without_progress_shows_why(
-    daemon: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rescan_without_progress_shows_why(daemon: LiveDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: float) -> None:
         if "different reveals" in lines[-1]:
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ import proofs
 from devnet.eras import BATCH_CAST, BATCH_DELEGATE, ERAS
 from devnet.tx import encode, tx_hash
 from devnet.vote_submission import batch_body, delegation_body
-from tests.unit.devnet.support import API_PREFIX, ChainFixture, replace_fields, reveal_body, run_chain
+from tests.unit.devnet.support import API_PREFIX, replace_fields, reveal_body, run_chain
 
 UNKNOWN = "11" * 32
 TREE = f"{API_PREFIX}/commitment-tree"
@@ -68,7 +68,7 @@ async def test_tx_events_are_unaltered_from_v1_5(era: str, is_garbled: bool) -> 
         assert reveal.nullifier.hex() in results, "the consensus RPC never alters values"
 
 
-def create_batch(chain: ChainFixture, round_id: bytes, count: int) -> tuple[dict[str, Any], list[bytes]]:
+def create_batch(round_id: bytes, count: int) -> tuple[dict[str, Any], list[bytes]]:
     commitments = [proofs.random_field() for _ in range(count)]
     return batch_body(round_id, list(zip(commitments, range(1, count + 1), strict=True)), anchor_height=1), commitments
 
@@ -79,7 +79,7 @@ async def test_batch_appends_one_van_and_its_commitments_in_order(route: str) ->
         round_id = await chain.create_round()
         await chain.rest.post("/devnet/delegate", json={"round_id": round_id.hex(), "count": 7})
         await chain.mine()
-        body, commitments = create_batch(chain, round_id, 3)
+        body, commitments = create_batch(round_id, 3)
         if route == BATCH_DELEGATE:
             body["delegation"] = delegation_body(round_id)
             del body["delegation"]["vote_round_id"]
@@ -107,10 +107,10 @@ async def test_batch_of_50_votes_is_accepted_and_larger_or_odd_ones_are_refused(
         async def post(body: dict[str, Any]) -> httpx.Response:
             return await chain.rest.post(f"{API_PREFIX}/{BATCH_CAST}", json=body)
 
-        body, _ = create_batch(chain, round_id, 50)
+        body, _ = create_batch(round_id, 50)
         assert 750_000 < len(json.dumps(body)) < 800_000
         assert (await post(body)).status_code == 200
-        too_many, _ = create_batch(chain, round_id, 51)
+        too_many, _ = create_batch(round_id, 51)
         twice = {**body, "votes": [body["votes"][0]] * 2}
         for bad in ({**body, "memo": ""}, too_many, twice, {**body, "votes": []}, {**body, "votes": [7]}):
             assert (await post(bad)).status_code == 400

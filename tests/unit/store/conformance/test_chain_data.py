@@ -34,9 +34,7 @@ def make_stored_round(
 
 
 @pytest.mark.rule("R9")
-async def test_rounds_after_reopen_keep_closed_and_alerted_times(
-    reopen: Reopen, store: Store, backend: StoreBackend
-) -> None:
+async def test_rounds_after_reopen_keep_closed_and_alerted_times(reopen: Reopen, store: Store) -> None:
     await store.run(rounds.save_rounds, [make_stored_round(), make_stored_round(OTHER_ROUND, created_at_height=3)], NOW)
     await store.run(rounds.mark_closed, ROUND, NOW + 1)
     await store.run(rounds.mark_closed, ROUND, NOW + 2)

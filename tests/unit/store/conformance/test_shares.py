@@ -18,7 +18,6 @@ from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.shares import HEALED_NOTE, LOST_MESSAGE_DELAY_MS
 from helper.store.store import Store
 from helper.store.table_rows import Row
-from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.conformance.test_chain_data import make_stored_round
 from tests.unit.store.conformance.test_transitions import create_share_in_state
@@ -91,9 +90,7 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store) -> 
 
 @pytest.mark.rule("R10", "W6")
 @pytest.mark.parametrize("again_at", [0, int(NOW) + 5])
-async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(
-    reopen: Reopen, store: Store, backend: StoreBackend, again_at: int
-) -> None:
+async def test_enqueue_waiting_share_with_earlier_time_moves_it_up(reopen: Reopen, store: Store, again_at: int) -> None:
     first, other = make_posted_share(1, submit_at=int(NOW) + 3600), make_posted_share(2, submit_at=int(NOW) + 3600)
     for posted in (first, other):
         await enqueue(store, posted)
@@ -189,7 +186,7 @@ async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: St
 
 
 async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
-    reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
+    reopen: Reopen, store: Store, backend: StoreBackend
 ) -> None:
     numbers = range(512)
     before = backend.count_writes()
@@ -245,9 +242,7 @@ asyncio.run(main())
 """
 
 
-async def test_enqueue_acknowledged_shares_survive_sigkill(
-    reopen: Reopen, backend: StoreBackend, clock: FakeClock
-) -> None:
+async def test_enqueue_acknowledged_shares_survive_sigkill(reopen: Reopen, backend: StoreBackend) -> None:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

@@ -141,9 +141,7 @@ def test_transition_table_matches_transition_functions() -> None:
 
 
 @pytest.mark.rule("R11")
-async def test_attempts_survive_restart_and_outages_spend_none(
-    reopen: Reopen, store: Store, backend: StoreBackend
-) -> None:
+async def test_attempts_survive_restart_and_outages_spend_none(reopen: Reopen, store: Store) -> None:
     await enqueue_shares(store, 1)
     for attempt in range(1, 4):
         (queued,) = await claim_all_due(store, now=NOW + 100)
@@ -163,9 +161,7 @@ async def test_attempts_survive_restart_and_outages_spend_none(
 
 
 @pytest.mark.rule("R9", "R6")
-async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
-    reopen: Reopen, store: Store, backend: StoreBackend
-) -> None:
+async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(reopen: Reopen, store: Store) -> None:
     await enqueue_shares(store, 1, submit_at=int(NOW) + 3)
     await enqueue_shares(store, 2)
     first, second = await claim_all_due(store)
