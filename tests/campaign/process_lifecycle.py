@@ -41,6 +41,7 @@ class HelperLifecycle:
     Attributes:
         start_count: number of runs to end, without the last run, which continues.
         proof_log: the file with a byte for each proof that a fake prover began.
+        proof_seconds: duration of a fake proof, or the most that a real one takes.
         refused_starts: number of starts repeated because the name was still in use.
     """
 
@@ -51,7 +52,7 @@ class HelperLifecycle:
     start_count: int
     votes: int
     proof_log: Path
-    seconds: float
+    proof_seconds: float
     rng: random.Random
     refused_starts: int = 0
 
@@ -61,7 +62,7 @@ class HelperLifecycle:
         return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
     def spawn(self) -> None:
-        self.helper.spawn(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.proof_log))
+        self.helper.spawn(STANDIN_SECONDS=str(self.proof_seconds), STANDIN_TALLY=str(self.proof_log))
 
     async def wait_until_listening(self) -> None:
         """Wait until this run listens; restart it while its name is still in use, as a supervisor would."""
@@ -117,7 +118,7 @@ class HelperLifecycle:
     async def check_promises(self, findings: Findings) -> None:
         """Check the promises, no spent attempts, no remaining shares, and a sound database."""
         ledger = self.wallets.ledger
-        await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.seconds * len(ledger.posted))
+        await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.proof_seconds * len(ledger.posted))
         await check_promises(findings, self.chain, ledger)
         findings.require_equal(
             "shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0
@@ -148,14 +149,14 @@ async def create_lifecycle(
     *,
     number: int,
     shares: int,
-    seconds: float,
+    proof_seconds: float,
     program: Sequence[str] = STAND_IN_PROGRAM,
 ) -> AsyncIterator[HelperLifecycle]:
     """Create a helper that is not started, on a chain with an open round; kill all at the end.
 
     Args:
         part: name of the helper's directory.
-        seconds: duration of a fake proof.
+        proof_seconds: duration of a fake proof, or the most that a real one takes.
     """
     directory = setting.directory / part
     flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
@@ -174,7 +175,7 @@ async def create_lifecycle(
                 start_count=number,
                 votes=shares // SHARE_COUNT,
                 proof_log=directory / "tally",
-                seconds=seconds,
+                proof_seconds=proof_seconds,
                 rng=setting.seeded_random(f"{part} times"),
             )
         finally:

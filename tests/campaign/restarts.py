@@ -35,7 +35,7 @@ async def run(setting: CampaignRun) -> Findings:
     interrupted = 0
     # proofs take long enough that most stops interrupt some
     async with create_lifecycle(
-        setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
+        setting, "restarts", number=number, shares=setting.scale(2000, 96), proof_seconds=0.2
     ) as lifecycle:
 
         async def end(run_number: int) -> None:
