@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,10 +88,10 @@ class Findings:
         self.figures[name] = _round_figure(value)
 
     def require_at_most(self, name: str, value: float, bound: float) -> None:
-        self._record_goal(name, value, f"≤ {bound:g}", value <= bound)
+        self._record_goal(name, value, f"≤ {bound:g}", value <= bound, is_worse=operator.gt)
 
     def require_at_least(self, name: str, value: float, bound: float) -> None:
-        self._record_goal(name, value, f"≥ {bound:g}", value >= bound)
+        self._record_goal(name, value, f"≥ {bound:g}", value >= bound, is_worse=operator.lt)
 
     def require_percentile(self, name: str, seconds: list[float], rank: float, bound: float) -> None:
         """Require an upper bound of a percentile, and record the 99th; without a value it is a minute."""
@@ -117,10 +118,17 @@ class Findings:
         self.figures |= {f"{part}: {name}": value for name, value in other.figures.items()}
         self.goals |= {f"{part}: {name}": goal for name, goal in other.goals.items()}
 
-    def _record_goal(self, name: str, value: FigureValue, promise: str, is_held: bool) -> None:
+    def _record_goal(
+        self,
+        name: str,
+        value: FigureValue,
+        promise: str,
+        is_held: bool,
+        is_worse: Callable[[Any, Any], bool] = operator.ne,
+    ) -> None:
         # A goal may be checked many times in a run: the worst value is reported.
         previous = self.goals.get(name)
-        if previous is None or previous.is_held:
+        if previous is None or (previous.is_held and (not is_held or is_worse(value, previous.figure))):
             self.goals[name] = Goal(_round_figure(value), promise, is_held)
 
     def as_json(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -78,7 +78,6 @@ class Environment:
 
     Attributes:
         lease: seconds.
-        max_waits: the longest wait for each condition, in seconds.
         query_connection: the campaign's direct connection to the database.
     """
 
@@ -91,7 +90,6 @@ class Environment:
     hosts: dict[str, HelperProcess]
     lease: float
     rng: random.Random
-    max_waits: dict[str, float] = field(default_factory=dict)
     query_connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     async def query_value(self, query: str, *values: object) -> Any:
@@ -122,9 +120,7 @@ class Environment:
         started_at = time.monotonic()
         while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)
-        name = f"seconds until {description}"
-        self.max_waits[name] = max(self.max_waits.get(name, 0.0), time.monotonic() - started_at)
-        self.findings.require_at_most(name, self.max_waits[name], bound)
+        self.findings.require_at_most(f"seconds until {description}", time.monotonic() - started_at, bound)
 
     async def wait_for_takeover(self, name: str) -> None:
         """Wait until another host has taken over a silent host's work."""
