@@ -71,10 +71,8 @@ async def run(setting: CampaignRun) -> Findings:
     )
     await _run_series(setting, stand_in, findings)
     if not setting.is_quick:
-        real, real_findings = (
-            KillSeries("real", REAL_PROGRAM, 20, 0, 96, proof_seconds=6.0, life_seconds=4.0),
-            Findings(),
-        )
+        real = KillSeries("real", REAL_PROGRAM, 20, 0, 96, proof_seconds=6.0, life_seconds=4.0)
+        real_findings = Findings()
         await _run_series(setting, real, real_findings)
         findings.merge(real_findings, "real prover")
     return findings
