@@ -472,6 +472,7 @@ class Service:
         try:
             await supervise(components, servers, self._stop, auxiliary=auxiliary, clock=self.clock)
         finally:
+            self.admission.stop_waits()
             for closable in (self.archive_writer, self.finished_rounds):
                 if closable is not None:
                     await closable.aclose()

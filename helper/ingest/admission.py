@@ -96,13 +96,20 @@ class WaitingShares:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order
+        self._refusal = Situation.TOO_MANY_WAITING
+
+    def stop(self) -> None:
+        """Give all shares up, also those that would wait from now on: no sync follows."""
+        self._capacity, self._refusal = 0, Situation.STOPPING
+        for scope in list(self._scopes):
+            scope.cancel()
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Hold a slot.
 
         Raises:
-            TemporaryRefusal: the slot was given to another share.
+            TemporaryRefusal: the slot was given to another share, or the service stops.
         """
         scope = anyio.CancelScope()
         self._scopes[scope] = None
@@ -116,7 +123,7 @@ class WaitingShares:
         finally:
             self._scopes.pop(scope, None)
         if scope.cancelled_caught:
-            raise TemporaryRefusal(Situation.TOO_MANY_WAITING)
+            raise TemporaryRefusal(self._refusal)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -175,6 +182,10 @@ class AdmissionController:
             return await self._admit(checked, arrived_at, wait_seconds)
         finally:
             self._in_flight -= 1
+
+    def stop_waits(self) -> None:
+        """End the waits for the chain, which is not read any more. Other shares are still accepted."""
+        self._waiting.stop()
 
     async def _admit(self, checked: CheckedShare, arrived_at: float, wait_seconds: float) -> EnqueueResult:
         try:

@@ -379,8 +379,11 @@ async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pyte
     harness = ServiceHarness(tmp_path)
     monkeypatch.setattr(harness.service.prover_pool, "run", wait_forever)
     monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
+    waits_ended = asyncio.Event()
+    monkeypatch.setattr(harness.service.admission, "stop_waits", waits_ended.set)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await harness.service.run(on_started=lambda _url: harness.service.stop())
+    assert waits_ended.is_set(), "a share that waits for the chain does not delay the stop"
 
 
 async def test_failed_comparison_of_node_ids_is_reported_and_repeated(

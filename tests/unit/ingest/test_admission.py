@@ -470,6 +470,27 @@ async def test_admission_held_shares_are_limited_and_the_oldest_is_given_up(monk
     assert not harness.intake._waiting._scopes, "all slots are free"
 
 
+async def test_admission_waits_end_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    gate = SyncGate(harness.clock)
+    monkeypatch.setattr(harness.chain, "wait_for_news", gate.wait)
+    beyond = make_share(tree_position=9)
+    situations: list[Situation] = []
+
+    async def post() -> None:
+        situations.append(await harness.expect_temporary(beyond))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(post)
+        group.start_soon(post)
+        await anyio.wait_all_tasks_blocked()
+        assert not situations
+        harness.intake.stop_waits()
+    assert await harness.expect_temporary(beyond) is Situation.STOPPING, "a share that arrives later does not wait"
+    assert situations == [Situation.STOPPING] * 2
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
+
+
 async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 3)
     harness = Harness()
