@@ -138,7 +138,7 @@ class PromiseChecker:
         lies = [episode for episode in self._plan.lie_episodes if episode.start <= at <= episode.end]
         faulty = {episode.node for episode in faults if episode.node is not None} | {episode.node for episode in lies}
         has_false_heights = any(episode.fault in FALSE_HEIGHT_FAULTS for episode in faults)
-        has_false_heights |= any(Lie.ONE_HEIGHT in episode.lies for episode in lies)
+        has_false_heights |= any({Lie.LOW, Lie.ONE_HEIGHT}.intersection(episode.lies) for episode in lies)
         return has_false_heights and len(self._plan.nodes_with_rpc) - len(faulty) < AGREEING_NODES
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
