@@ -4,7 +4,8 @@ Bodies that arrive while a batch is being validated form the next batch. One nat
 batch without the GIL and returns the share or the invalid field for each body. A single body is validated on the event
 loop, because switching to a thread and back takes longer.
 
-Large bodies are validated one by one in a worker thread, because parsing 1 MiB of JSON takes up to 6 ms.
+Large bodies have batches and a thread of their own, because parsing 1 MiB of JSON takes up to 6 ms. A limited number of
+them waits, so that they take no place from small ones.
 
 A body whose client has disconnected is dropped when its turn comes, so that a burst of them delays no other body.
 """
@@ -19,10 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import anyio
-import anyio.to_thread
 import structlog
 
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.core.share import SHARE_JSON, Share
 from helper.core.share_fields import Field, error_message, wire_names
 from helper.errors import ClientLeft, ShareRefused
@@ -32,10 +32,12 @@ log = structlog.get_logger("helper.ingest")
 
 MAX_BATCH: Final = 32
 """Maximum number of bodies per native call, to limit the latency of the first."""
-LARGE_BODY_THREADS: Final = 1
-"""Threads for large bodies (up to 6 ms each); one, to leave other cores free."""
+MAX_LARGE_BODIES: Final = 1_024
+"""Maximum number of large bodies that wait. With those whose clients have left, there may be more than connections."""
+CONCURRENT_LARGE_BATCHES: Final = 1
+"""Concurrent native calls for large bodies; one, to leave other cores free."""
 CONCURRENT_BATCHES: Final = max(1, min(2, (os.cpu_count() or 1) // 2))
-"""Concurrent native calls: one for two cores, as the event loop and the writer thread of the store need the others.
+"""Concurrent native calls for the others: one for two cores, as the event loop and the store's writer thread need some.
 
 More calls would also make the batches smaller, and each costs the event loop two thread switches.
 """
@@ -45,7 +47,7 @@ MAX_SHARE_BODY_BYTES: Final = 1 << 20
 SMALL_BODY_BYTES: Final = 16 << 10
 """Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
 
-Larger bodies are more expensive than real ones: their memory counts (`BodyReader`), and they are validated one by one.
+Larger bodies are more expensive than real ones: their memory counts (`BodyReader`), and their number is limited.
 """
 BODY_FIELD: Final = "body"
 """Field name in errors that concern the entire body."""
@@ -84,7 +86,7 @@ class CheckedShare:
     nullifier: bytes = field(repr=False)
 
 
-Result = ReadShare | InvalidShare | CheckedShare | ShareRefused
+Result = ReadShare | InvalidShare | CheckedShare | Exception
 """Result of the validation of a body: of the native one (the first two), or of another generation's."""
 
 
@@ -93,10 +95,11 @@ def checked_share(result: Result) -> CheckedShare:
 
     Raises:
         ShareRefused: 400, the body is invalid; names the first invalid field.
+        Exception: the validation failed.
     """
     if isinstance(result, InvalidShare):
         raise invalid_share(result)
-    if isinstance(result, ShareRefused):
+    if isinstance(result, Exception):
         raise result
     if isinstance(result, CheckedShare):
         return result
@@ -107,56 +110,54 @@ def checked_share(result: Result) -> CheckedShare:
 class _PendingBody:
     body: bytes = field(repr=False)
     has_left: Callable[[], bool]
-    result: asyncio.Future[Result | None]
+    result: asyncio.Future[Result]
 
 
-class ShareValidator:
-    """Parses and validates posted shares."""
+class _BatchQueue:
+    """Bodies that wait for their validation, and the threads in which batches of them are validated.
 
-    def __init__(self, checks: Checks) -> None:
-        self._checks = checks
-        self._large_threads = anyio.CapacityLimiter(LARGE_BODY_THREADS)
-        self._pool = ThreadPoolExecutor(CONCURRENT_BATCHES, thread_name_prefix="checks")
+    Args:
+        read: validates a batch.
+        concurrent: maximum number of batches that are validated at once.
+        max_inline: maximum size of a batch that is validated on the event loop while no other one is.
+    """
+
+    def __init__(
+        self, read: Callable[[Sequence[bytes]], Sequence[Result]], *, concurrent: int, max_inline: int
+    ) -> None:
+        self._read = read
+        self._concurrent = concurrent
+        self._max_inline = max_inline
+        self._pool = ThreadPoolExecutor(concurrent, thread_name_prefix="checks")
         self._pending: deque[_PendingBody] = deque()
-        self._running_batches = 0  # native calls
+        self._running = 0  # batches
 
-    async def validate_body(self, body: bytes, has_left: Callable[[], bool] = lambda: False) -> CheckedShare:
-        """Parse and validate a request's body.
+    def __len__(self) -> int:
+        """Number of bodies that wait, also of clients that have left."""
+        return len(self._pending)
 
-        Raises:
-            ShareRefused: 400, the body is not a valid share, or the validation failed.
-            ClientLeft: the client disconnected before the validation began.
-        """
-        result = await self._validate_in_batch(body, has_left) if len(body) <= SMALL_BODY_BYTES else None
-        if result is None:
-            async with self._large_threads:
-                if has_left():
-                    raise ClientLeft("the client disconnected")
-                result = await anyio.to_thread.run_sync(self._read_alone, body)
-        return checked_share(result)
-
-    # ------------------------------------------------------------------ batches
-
-    def _validate_in_batch(self, body: bytes, has_left: Callable[[], bool]) -> asyncio.Future[Result | None]:
+    def add(self, body: bytes, has_left: Callable[[], bool]) -> asyncio.Future[Result]:
+        """Validate a body in one of the next batches."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result | None] = loop.create_future()
+        future: asyncio.Future[Result] = loop.create_future()
         self._pending.append(_PendingBody(body, has_left, future))
-        if len(self._pending) == 1 and self._running_batches < CONCURRENT_BATCHES:
+        if len(self._pending) == 1 and self._running < self._concurrent:
             # Deferred, so that other bodies of this iteration of the event loop join the batch.
             loop.call_soon(self._start_batch, loop)
         return future
 
     def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._running_batches >= CONCURRENT_BATCHES:
+        if self._running >= self._concurrent:
             return
         batch = self._take_batch()
         if not batch:
             return
-        if len(batch) == 1 and not self._running_batches:
-            _set_results(batch, self._run_batch(batch))
+        bodies = [pending.body for pending in batch]
+        if len(batch) <= self._max_inline and not self._running:
+            _set_results(batch, self._read(bodies))
             return
-        self._running_batches += 1
-        done = loop.run_in_executor(self._pool, self._run_batch, batch)
+        self._running += 1
+        done = loop.run_in_executor(self._pool, self._read, bodies)
         done.add_done_callback(lambda read: self._finish_batch(loop, batch, read))
         if self._pending:
             self._start_batch(loop)
@@ -173,33 +174,53 @@ class ShareValidator:
         return batch
 
     def _finish_batch(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        batch: Sequence[_PendingBody],
-        future: asyncio.Future[Sequence[Result | None]],
+        self, loop: asyncio.AbstractEventLoop, batch: Sequence[_PendingBody], read: asyncio.Future[Sequence[Result]]
     ) -> None:
-        self._running_batches -= 1
+        self._running -= 1
         self._start_batch(loop)
-        _set_results(batch, [None] * len(batch) if future.cancelled() else future.result())
+        _set_results(batch, read.result())
 
-    def _run_batch(self, batch: Sequence[_PendingBody]) -> Sequence[Result | None]:
+
+def _set_results(batch: Sequence[_PendingBody], results: Sequence[Result]) -> None:
+    for pending, result in zip(batch, results, strict=True):
+        if not pending.result.done():
+            pending.result.set_result(result)
+
+
+class ShareValidator:
+    """Parses and validates posted shares."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._small = _BatchQueue(self._read_batch, concurrent=CONCURRENT_BATCHES, max_inline=1)
+        self._large = _BatchQueue(self._read_batch, concurrent=CONCURRENT_LARGE_BATCHES, max_inline=0)
+
+    async def validate_body(self, body: bytes, has_left: Callable[[], bool] = lambda: False) -> CheckedShare:
+        """Parse and validate a request's body.
+
+        Raises:
+            ShareRefused: 400, the body is not a valid share, or the validation failed.
+            TemporaryRefusal: too many large bodies wait.
+            ClientLeft: the client disconnected before the validation began.
+        """
+        queue = self._small if len(body) <= SMALL_BODY_BYTES else self._large
+        if queue is self._large and len(queue) >= MAX_LARGE_BODIES:
+            raise TemporaryRefusal(Situation.TOO_MANY_REQUESTS)
+        return checked_share(await queue.add(body, has_left))
+
+    def _read_batch(self, bodies: Sequence[bytes]) -> Sequence[Result]:
         """Validate a batch in one native call. If the call fails, each body is validated individually."""
         try:
-            return self._checks.read_shares([pending.body for pending in batch])
+            return self._checks.read_shares(bodies)
         except Exception as error:
             log.error("batch_validation_failed", error=type(error).__name__)
-            return [None] * len(batch)
+            return [self._read_alone(body) for body in bodies]
 
     def _read_alone(self, body: bytes) -> Result:
-        """Validate one body; runs in a thread."""
         try:
             return self._checks.read_shares([body])[0]
         except ProofsError as error:
             log.error("share_validation_failed", error=type(error).__name__)
-            raise ShareRefused(400, "the share could not be validated") from None
-
-
-def _set_results(batch: Sequence[_PendingBody], results: Sequence[Result | None]) -> None:
-    for pending, result in zip(batch, results, strict=True):
-        if not pending.result.done():
-            pending.result.set_result(result)
+            return ShareRefused(400, "the share could not be validated")
+        except Exception as error:  # that of one body must not fail the others
+            return error

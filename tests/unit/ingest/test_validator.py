@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 import proofs
+from helper.core.refusals import Situation, TemporaryRefusal
 from helper.errors import ClientLeft, ShareRefused
 from helper.ingest import validator
 from helper.ingest.validator import SMALL_BODY_BYTES, CheckedShare, ShareValidator, checked_share, invalid_share
@@ -184,16 +185,27 @@ async def test_validator_large_body_does_not_wait_for_batch() -> None:
     assert threading.current_thread() not in checks.threads
 
 
-async def test_validator_large_bodies_share_one_worker_thread() -> None:
+async def test_validator_large_bodies_are_limited_and_take_no_place_from_small_ones() -> None:
     checks = RecordingChecks()
     checker = ShareValidator(checks)
+    large = create_body() + b" " * SMALL_BODY_BYTES
     async with anyio.create_task_group() as group:
-        for _ in range(8):
-            group.start_soon(checker.validate_body, create_body() + b" " * SMALL_BODY_BYTES)
+        group.start_soon(checker.validate_body, large)
+        while not checks.batches:
+            await anyio.sleep(0.001)
+        for _ in range(validator.MAX_LARGE_BODIES):
+            group.start_soon(checker.validate_body, large)
         await anyio.wait_all_tasks_blocked()
+        with pytest.raises(TemporaryRefusal) as caught:
+            await checker.validate_body(large)
+        assert caught.value.situation is Situation.TOO_MANY_REQUESTS
+        for _ in range(2):
+            group.start_soon(checker.validate_body, create_body())
+        while len(checks.batches) < 2:
+            await anyio.sleep(0.001)
+        assert checks.batches == [1, 2]
         checks.proceed.set()
-    assert checks.batches == [1] * 8
-    assert len(checks.threads) == validator.LARGE_BODY_THREADS
+    assert checks.batches == [1, 2, *[validator.MAX_BATCH] * (validator.MAX_LARGE_BODIES // validator.MAX_BATCH)]
     assert threading.current_thread() not in checks.threads
 
 
