@@ -79,7 +79,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from enum import IntEnum, auto
@@ -265,8 +265,16 @@ class Listener:
         iterations, and would wait for seconds behind a few hundred other requests that are always ready. A new
         connection also waits for an iteration, and behind the others that are accepted before it, a few in each.
         """
-        turns = self._share_turns if self.edge.posts_share(request) else self._turns
-        turns.add(connection)
+        self._turns_of(request).add(connection.run)
+
+    async def wait_turn(self, request: Request) -> None:
+        """Wait for the turn of a handler that continues with the end of a body, for the same reason."""
+        turn = asyncio.Event()
+        self._turns_of(request).add(turn.set)
+        await turn.wait()
+
+    def _turns_of(self, request: Request) -> _Turns:
+        return self._share_turns if self.edge.posts_share(request) else self._turns
 
     def discard_connection(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
@@ -286,21 +294,21 @@ class Listener:
 
 
 class _Turns:
-    """Calls the handlers of connections in order, at most `per_iteration` in one iteration of the event loop."""
+    """Calls functions that start or continue handlers in order, at most `per_iteration` in one loop iteration."""
 
     def __init__(self, per_iteration: int) -> None:
         self._left = self._per_iteration = per_iteration  # that may still be called in this iteration
-        self._waiting = deque[Connection]()  # empty while any are left
+        self._waiting = deque[Callable[[], None]]()  # empty while any are left
 
-    def add(self, connection: Connection) -> None:
-        """Call the handler of a connection in its turn."""
+    def add(self, call: Callable[[], None]) -> None:
+        """Call a function in its turn."""
         if self._left == self._per_iteration:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
         if self._left:
             self._left -= 1
-            connection.run()
+            call()
         else:
-            self._waiting.append(connection)
+            self._waiting.append(call)
 
     def _begin_iteration(self) -> None:
         self._left = self._per_iteration
@@ -387,6 +395,8 @@ class Request:
                 self._changed = asyncio.Event()
             self._changed.clear()
             await self._changed.wait()
+            if self.is_body_complete and self.connection is not None:
+                await self.connection.listener.wait_turn(self)
         raise ClientLeft("the client disconnected")
 
     # ------------------------------------------------------------------ for the handler: response

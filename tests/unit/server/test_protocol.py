@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,8 @@ class ScriptedEdge:
     async def __call__(self, request: Request) -> None:
         if request.head.path == "/wait":
             await self.is_released.wait()
+        if request.head.path == "/read":
+            await request.receive()
         if request.head.path == "/parts":
             request.begin_response(200, [])
             await request.send(b"first", more=True)
@@ -297,6 +300,22 @@ async def test_full_server_refuses_a_request_that_waits_for_its_turn_unless_it_p
     assert wire.states[-1] is (WAITING if posts_share else LINGERING)
     assert wire.transport.written.startswith(b"" if posts_share else b"HTTP/1.1 503 ")
     await wire.lose()
+
+
+async def test_requests_whose_bodies_end_at_once_continue_in_turn() -> None:
+    wire = Wire()
+    transports = [FakeTransport(Connection(wire.server)) for _ in range(3 * HANDLERS_PER_ITERATION)]
+    for transport in transports:
+        transport.deliver(POST % b"read")
+    await settle()
+    for transport in transports:
+        transport.deliver(b"body")
+    answered = [0]
+    for _ in range(8):
+        await asyncio.sleep(0)
+        answered.append(sum(bool(transport.written) for transport in transports))
+    assert max(later - earlier for earlier, later in pairwise(answered)) == HANDLERS_PER_ITERATION
+    assert answered[-1] == len(transports)
 
 
 @pytest.mark.parametrize(("read", "is_closed"), [(0, True), (1, False)])
