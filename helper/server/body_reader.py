@@ -103,6 +103,7 @@ class BodyReader:
                 raise TemporaryRefusal(Situation.SLOW_BODY, headers=CLOSE_HEADERS) from None
             body = bytes(buffer)
             buffer = b""
+            await request.wait_turn()
             yield body
         finally:
             self._buffered -= self._counted_bytes(size)

@@ -268,7 +268,7 @@ class Listener:
         self._turns_of(request).add(connection.run)
 
     async def wait_turn(self, request: Request) -> None:
-        """Wait for the turn of a handler that continues with the end of a body, for the same reason."""
+        """Wait for the turn of a handler that continues with a body, for the same reason."""
         turn = asyncio.Event()
         self._turns_of(request).add(turn.set)
         await turn.wait()
@@ -395,9 +395,12 @@ class Request:
                 self._changed = asyncio.Event()
             self._changed.clear()
             await self._changed.wait()
-            if self.is_body_complete and self.connection is not None:
-                await self.connection.listener.wait_turn(self)
         raise ClientLeft("the client disconnected")
+
+    async def wait_turn(self) -> None:
+        """Wait until it is the turn of a handler that has waited for the body: many bodies may end in one moment."""
+        if self.connection is not None:
+            await self.connection.listener.wait_turn(self)
 
     # ------------------------------------------------------------------ for the handler: response
 

@@ -29,7 +29,7 @@ class FakeRequest(Request):
 
     def __init__(self, *parts: bytes, content_length: int = 0) -> None:
         self.head: Any = SimpleNamespace(content_length=content_length)
-        self.body, self.is_body_complete = b"", False
+        self.body, self.is_body_complete, self.connection = b"", False, None
         self.parts = [*parts, b""]
 
     async def receive(self) -> tuple[bytes, bool]:

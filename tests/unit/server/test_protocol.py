@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import helper
 from helper.core.refusals import Refusal
 from helper.server import connection_limits, listening, protocol
+from helper.server.body_reader import BodyReader
 from helper.server.connection_limits import MAX_DISCARDED_BYTES, ConnectionLimits
 from helper.server.edge import Edge
 from helper.server.listening import Server
@@ -74,7 +75,7 @@ class ScriptedEdge:
         if request.head.path == "/wait":
             await self.is_released.wait()
         if request.head.path == "/read":
-            await request.receive()
+            await BodyReader().read(request)
         if request.head.path == "/parts":
             request.begin_response(200, [])
             await request.send(b"first", more=True)
