@@ -39,7 +39,11 @@ REUSE_SECONDS: Final = 60.0
 STEP: Final = 100
 """Published counts are multiples of this."""
 DISTANCES: Final = range(200, 1000)
-"""Distances of the queue's count from the published one at which the latter changes."""
+"""Distances of the queue's count from that of the last change at which the published one changes."""
+OFFSETS: Final = range(STEP)
+"""What is subtracted from a count before it is rounded down."""
+MIN_SHOWN: Final = 50
+"""Less than this, after the subtraction, is shown as 0 at once, so that an empty queue is."""
 MAX_BUCKETS: Final = 4096
 BLOCKS_PER_CHECK: Final = 8
 """Maximum number of blocks that one check requests for times of creation."""
@@ -172,21 +176,29 @@ class CoarseCount:
     """A published count: it follows the real one in steps that no single vote causes.
 
     Rounding alone would not suffice: with shares of one's own, a count can be moved next to a step, and then a single
-    share of somebody else changes it. Here the value changes only when the real count is a secret distance away, which
-    is drawn again for each change.
+    share of somebody else changes it. Here the value changes only when the real count is a secret distance away from
+    that of the last change, or nearly 0, and the steps are shifted by a secret offset. Both are drawn again for each
+    change.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._distance = rng.choice(DISTANCES)
+        self._draw()
         self.value = 0
+        self._count = 0  # the real one when the value changed
+
+    def _draw(self) -> None:
+        self._distance, self._offset = self._rng.choice(DISTANCES), self._rng.choice(OFFSETS)
 
     def update(self, count: int) -> None:
         """Set the real count."""
-        if abs(count - self.value) >= self._distance or count < STEP:
-            if self.value != (rounded := count // STEP * STEP):
-                self._distance = self._rng.choice(DISTANCES)
-            self.value = rounded
+        shifted = count - self._offset
+        if abs(count - self._count) < self._distance and shifted >= MIN_SHOWN:
+            return
+        value = max(0, shifted) // STEP * STEP
+        if value != self.value:
+            self.value, self._count = value, count
+            self._draw()
 
 
 class _PublishedRound:
