@@ -282,9 +282,14 @@ def fail(helper: TestHelper) -> None:
 
 
 def stop(helper: TestHelper) -> None:
-    """Stop the server while shares wait for the chain."""
+    """Stop the service while shares wait for the chain."""
     helper.chain.hide_leaf()
-    asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(helper.server.shutdown()))
+
+    async def end() -> None:
+        helper.app.intake.stop_waits()
+        await helper.server.shutdown()
+
+    asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(end()))
 
 
 def know_shares(helper: TestHelper) -> None:
@@ -365,7 +370,7 @@ BEST: Final = {
     "body stalls": "the client's own connection; also for zkool and the library",
     "queue not writable": "200 is for shares on disk",
     "internal error": "the same",
-    "stops while shares wait": "held until 5 s after the signal, in which the leaf may come; the queue then closes",
+    "stops while shares wait": "refused at once: the chain is not read any more",
 }
 """Why no answer is better where a client has ▲."""
 
