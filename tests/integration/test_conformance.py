@@ -109,12 +109,12 @@ class Planted:
     Attributes:
         topics: the checks that run apart from the topics of those that find it.
         found_by: the checks that fail. No other check of level `must` fails.
-        can_fail: checks that fail too if the machine is slow.
+        if_slow: checks that, if the machine is slow, fail too, or are skipped although they find it.
     """
 
     topics: Sequence[str]
     found_by: set[str]
-    can_fail: frozenset[str] = frozenset()
+    if_slow: frozenset[str] = frozenset()
 
     @property
     def found_topics(self) -> set[str]:
@@ -167,9 +167,9 @@ PLANTED = {
     Fault.RECEIPT_WITH_MORE: Planted(STALLS, numbered("SLOW", 2, 3, 20, 22)),
     Fault.RECEIPT_FOR_ANY_TOKEN: Planted(STALLS, numbered("SLOW", *range(11, 19))),
     Fault.STORED_BEFORE_RECEIPT: Planted(STALLS, numbered("SLOW", 21, 26)),
-    Fault.CONFIRMED_EARLY: Planted(["CHAIN"], numbered("CHAIN", 10, 11)),
-    Fault.REVEALED_EARLY: Planted(["CHAIN"], numbered("CHAIN", 2, 10)),
-    Fault.TIME_MOVED: Planted(["CHAIN"], numbered("CHAIN", 2), can_fail=frozenset({"CHAIN-010"})),
+    Fault.CONFIRMED_EARLY: Planted(["CHAIN"], numbered("CHAIN", 10, 11), if_slow=frozenset({"CHAIN-010"})),
+    Fault.REVEALED_EARLY: Planted(["CHAIN"], numbered("CHAIN", 2, 10), if_slow=frozenset({"CHAIN-010"})),
+    Fault.TIME_MOVED: Planted(["CHAIN"], numbered("CHAIN", 2), if_slow=frozenset({"CHAIN-010"})),
     Fault.SENT_AGAIN: Planted(["CHAIN"], numbered("CHAIN", 14)),
     Fault.SHARE_LOST: Planted(["CHAIN"], numbered("CHAIN", 1)),
     Fault.REVEALED_IS_FORGOTTEN: Planted(["CHAIN"], numbered("CHAIN", 13)),
@@ -208,7 +208,9 @@ async def find_fault(target: Target, fault: Fault) -> str:
             measures_responses=fault is Fault.STATUS_SLOW,
         )
     must, should = failed_ids(results, "must"), failed_ids(results, "should")
-    missed, false_alarms = planted.found_by - must - should, must - planted.found_by - planted.can_fail
+    skipped = {result.check.id for result in results if result.verdict == "skipped"}
+    missed = planted.found_by - must - should - (planted.if_slow & skipped)
+    false_alarms = must - planted.found_by - planted.if_slow
     if not missed and not false_alarms:
         return ""
     found = f"missed {sorted(missed)}, false alarms {sorted(false_alarms)}"
