@@ -33,7 +33,7 @@ log = structlog.get_logger("helper.ingest")
 MAX_BATCH: Final = 32
 """Maximum number of bodies per native call, to limit the latency of the first."""
 MAX_LARGE_BODIES: Final = 1_024
-"""Maximum number of large bodies that wait. With those whose clients have left, there may be more than connections."""
+"""Maximum number of large bodies that wait. One waits for its turn even if its client has left."""
 CONCURRENT_LARGE_BATCHES: Final = 1
 """Concurrent native calls for large bodies; one, to leave other cores free."""
 CONCURRENT_BATCHES: Final = max(1, min(2, (os.cpu_count() or 1) // 2))

@@ -106,7 +106,7 @@ class RecordingChecks(FakeChecks):
         self.batches: list[int] = []
         self.threads = set[threading.Thread]()
         self.proceed = threading.Event()
-        self.on_batch: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], object] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
@@ -189,10 +189,11 @@ async def test_validator_large_bodies_are_limited_and_take_no_place_from_small_o
     checks = RecordingChecks()
     checker = ShareValidator(checks)
     large = create_body() + b" " * SMALL_BODY_BYTES
+    begun, loop = asyncio.Queue[int](), asyncio.get_running_loop()
+    checks.on_batch = lambda: loop.call_soon_threadsafe(begun.put_nowait, checks.batches[-1])
     async with anyio.create_task_group() as group:
         group.start_soon(checker.validate_body, large)
-        while not checks.batches:
-            await anyio.sleep(0.001)
+        assert await begun.get() == 1
         for _ in range(validator.MAX_LARGE_BODIES):
             group.start_soon(checker.validate_body, large)
         await anyio.wait_all_tasks_blocked()
@@ -201,9 +202,7 @@ async def test_validator_large_bodies_are_limited_and_take_no_place_from_small_o
         assert caught.value.situation is Situation.TOO_MANY_REQUESTS
         for _ in range(2):
             group.start_soon(checker.validate_body, create_body())
-        while len(checks.batches) < 2:
-            await anyio.sleep(0.001)
-        assert checks.batches == [1, 2]
+        assert await begun.get() == 2, "the small ones do not wait"
         checks.proceed.set()
     assert checks.batches == [1, 2, *[validator.MAX_BATCH] * (validator.MAX_LARGE_BODIES // validator.MAX_BATCH)]
     assert threading.current_thread() not in checks.threads
